@@ -1,0 +1,237 @@
+"""The shape of a model: its fields, the rules they obey, and the parameters they add up to.
+
+The legend of shape letters used throughout the package:
+
+    B sequences, S positions, N = B*S tokens, D model width, H query heads, G key-value heads,
+    K head width, F hidden width, E experts, V vocabulary
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from fastbrain.errors import InvalidConfig
+
+
+# the largest number that rounds to a finite 32-bit float
+_LARGEST_FLOAT32 = 3.4028235677973362e38
+
+
+class ParameterCounts(NamedTuple):
+    """How many parameters there are, and how many of them one token touches."""
+
+    total: int
+    active: int
+
+    def __str__(self) -> str:
+        total, active = self.total / 1e6, self.active / 1e6
+        ratio = self.total / self.active
+        return f"{total:.1f}M total / {active:.1f}M active ({ratio:.2f}x)"
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Rotary frequencies divided by `factor`, which stretches the context by as much."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _round_floats(self)
+        _require_positive(self, "factor")
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3's rule: long wavelengths are divided by `factor`, short ones kept, others blended.
+
+    `low_freq_factor` and `high_freq_factor` bound the blend, as fractions of
+    `original_max_position_embeddings` (tokens).
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        _round_floats(self)
+        _require_positive(
+            self,
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        )
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise InvalidConfig(
+                f"rope_scaling.high_freq_factor must be above low_freq_factor, got "
+                f"{self.high_freq_factor} and {self.low_freq_factor}"
+            )
+
+
+RopeScaling = LinearScaling | Llama3Scaling
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that decides the shape and meaning of a model; frozen and always valid.
+
+    Floats are kept as the shortest decimal of their 32-bit value, which is what files hold, so
+    that a configuration equals itself after a save and a load.
+
+    Raises:
+        InvalidConfig: a field breaks a rule; the message names field, value, rule and way out.
+    """
+
+    vocab_size: int = 32_000
+    d_model: int = 512
+    n_layers: int = 8
+    n_heads: int = 8
+    n_kv_heads: int = 2
+    head_dim: int = 64
+    d_ff: int = 1408
+    moe_d_ff: int = 352
+    num_experts: int = 8
+    experts_per_token: int = 2
+    moe_layers: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
+    shared_expert: bool = True
+    max_seq_len: int = 2048
+    rope_base: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    rmsnorm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    aux_loss_weight: float = 0.01
+    router_z_loss_weight: float = 1e-3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "moe_layers", _layer_indices(self.moe_layers))
+        _check_types(self)
+        _round_floats(self)
+        self._check()
+
+    def _check(self) -> None:
+        positive = (
+            "vocab_size", "d_model", "n_layers", "n_heads",
+            "n_kv_heads", "head_dim", "d_ff", "max_seq_len",
+        )  # fmt: skip
+        _require_positive(self, *positive)
+        if self.n_heads % self.n_kv_heads:
+            raise InvalidConfig(
+                f"n_heads must be a multiple of n_kv_heads, so that every key-value head serves "
+                f"as many query heads; got {self.n_heads} and {self.n_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise InvalidConfig(
+                f"head_dim must be even, because rotary embedding turns pairs of channels; "
+                f"got {self.head_dim}"
+            )
+        for layer in self.moe_layers:
+            if not 0 <= layer < self.n_layers:
+                raise InvalidConfig(
+                    f"moe_layers names layer {layer}, but n_layers is {self.n_layers}: "
+                    f"indices run from 0 to {self.n_layers - 1}"
+                )
+        if self.moe_layers:
+            _require_positive(self, "num_experts")
+            if not 1 <= self.experts_per_token <= self.num_experts:
+                raise InvalidConfig(
+                    f"experts_per_token must be from 1 to num_experts, which is "
+                    f"{self.num_experts}; got {self.experts_per_token}"
+                )
+            _require_positive(self, "moe_d_ff")
+        _require_positive(self, "rope_base", "rmsnorm_eps")
+        for name in ("aux_loss_weight", "router_z_loss_weight"):
+            if getattr(self, name) < 0:
+                raise InvalidConfig(
+                    f"{name} must not be negative, got {getattr(self, name)}; 0 switches it off"
+                )
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether this layer's feed-forward is a mixture of experts."""
+        return layer in self.moe_layers
+
+    def parameter_counts(self) -> ParameterCounts:
+        """Parameters in all, and those one token uses (the embedding counts in both)."""
+        d = self.d_model
+        heads, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        per_layer = 2 * d * heads + 2 * d * kv + 2 * d
+        expert = 3 * d * self.moe_d_ff
+        always = self.num_experts * d + (expert if self.shared_expert else 0)
+        moe = sum(self.is_moe(layer) for layer in range(self.n_layers))
+        embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
+        common = embeddings + d + self.n_layers * per_layer
+        common += (self.n_layers - moe) * 3 * d * self.d_ff + moe * always
+        return ParameterCounts(
+            total=common + moe * self.num_experts * expert,
+            active=common + moe * self.experts_per_token * expert,
+        )
+
+
+def float32(value: float) -> float:
+    """The shortest decimal that reads back to the same 32-bit float as `value`."""
+    if not abs(value) <= _LARGEST_FLOAT32:
+        return value
+    bits = struct.pack("<f", value)
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == bits:
+            return short
+    return float(struct.unpack("<f", bits)[0])
+
+
+def _layer_indices(layers: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(set(layers)))
+    except TypeError as error:
+        raise InvalidConfig(
+            f"moe_layers must be a list or range of layer indices, got {layers!r}"
+        ) from error
+
+
+class _Field(NamedTuple):
+    kind: type
+    words: str
+
+
+_KINDS = {
+    int: _Field(int, "a whole number"),
+    float: _Field(float, "a finite number"),
+    bool: _Field(bool, "true or false"),
+}
+
+
+def _check_types(config: TransformerConfig) -> None:
+    for field in fields(config):
+        if field.type not in _KINDS:
+            continue
+        value = getattr(config, field.name)
+        kind, words = _KINDS[field.type]  # type: ignore[index]
+        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            object.__setattr__(config, field.name, float(value))
+            right = True
+        if not right or (kind is float and not abs(value) <= _LARGEST_FLOAT32):
+            raise InvalidConfig(f"{field.name} must be {words}, got {value!r}")
+    for layer in config.moe_layers:
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise InvalidConfig(f"moe_layers must hold layer indices, got {layer!r}")
+    if not isinstance(config.rope_scaling, RopeScaling | None):
+        raise InvalidConfig(
+            f"rope_scaling must be None, LinearScaling or Llama3Scaling, "
+            f"got {config.rope_scaling!r}"
+        )
+
+
+def _round_floats(config: object) -> None:
+    for field in fields(config):  # type: ignore[arg-type]
+        if field.type is float:
+            value = getattr(config, field.name)
+            object.__setattr__(config, field.name, float32(value))
+
+
+def _require_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value > 0:
+            raise InvalidConfig(f"{name} must be above 0, got {value}")

@@ -1,0 +1,145 @@
+"""The dense layers of a block: weights with BF16 shadows, norm, attention, feed-forward.
+
+Precision follows the activations: a BF16 operand is multiplied by a weight's BF16 shadow, an FP32
+one by the FP32 master itself, so no layer has a precision setting.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastbrain.config import LinearScaling, TransformerConfig
+from fastbrain.kernels import causal_attention, linear, rms_norm, rotary, swiglu
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Weight(nn.Module):
+    """A master weight and, once a narrower operand has met it, the shadow such operands use."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.shadow: Tensor | None = None
+        self._shadow_version = -1
+
+    def operand(self, dtype: torch.dtype) -> Tensor | None:
+        """The shadow to multiply by operands of this dtype; None where the master itself is."""
+        master = self.weight
+        if dtype == master.dtype:
+            return None
+        if self.shadow is None or self.shadow.device != master.device:
+            self.shadow = master.detach().to(dtype, copy=True)
+        elif self._shadow_version != master._version:
+            # something other than the optimizer's own pass wrote the master
+            self.shadow.copy_(master.detach())
+        self._shadow_version = master._version
+        return self.shadow
+
+    def mark_shadow_fresh(self) -> None:
+        """Says that whoever wrote the master just now wrote the shadow as well."""
+        self._shadow_version = self.weight._version
+
+    def drop_shadow(self) -> None:
+        self.shadow = None
+
+
+class Linear(Weight):
+    """y = x @ weight.T, without bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(outputs, inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.operand(x.dtype))
+
+
+class RmsNorm(nn.Module):
+    """RMSNorm of the residual stream, the addition to it included."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Rows (N, D) to the normalized rows in `dtype`, and the stream after the addition."""
+        return rms_norm(x, self.weight, self.eps, residual, dtype)
+
+
+class Rotary(NamedTuple):
+    """The rotary table, and where in it the tokens of a batch stand.
+
+    Attributes:
+        cos: (max_seq_len, K/2), FP32.
+        sin: (max_seq_len, K/2), FP32.
+        positions: (B, S) int, or None where every sequence starts at 0.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None
+
+
+def rotary_table(config: TransformerConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (max_seq_len, K/2) of position * base^(-2j/K), all in FP32."""
+    channel = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    base = torch.tensor(config.rope_base, dtype=torch.float32)
+    frequency = base.pow(-channel / config.head_dim)
+    scaling = config.rope_scaling
+    if isinstance(scaling, LinearScaling):
+        frequency = frequency / scaling.factor
+    elif scaling is not None:
+        wavelength = 2 * math.pi / frequency
+        context = scaling.original_max_position_embeddings
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        # from 0 at the longest wavelengths to 1 at the shortest, which stay as they are
+        keep = ((context / wavelength - low) / (high - low)).clamp(0, 1)
+        frequency = frequency * ((1 - keep) / scaling.factor + keep)
+    angle = torch.arange(config.max_seq_len, dtype=torch.float32)[:, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+class Attention(nn.Module):
+    """Causal self-attention; queries, keys and values are one product."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
+        self.head_dim = config.head_dim
+        self.qkv = Linear(config.d_model, sum(self.heads) * config.head_dim)
+        self.out = Linear(config.n_heads * config.head_dim, config.d_model)
+
+    def forward(self, x: Tensor, rope: Rotary, attend: Attend) -> Tensor:
+        """(B, S, D) to (B, S, D); `attend` maps turned q, k and v to (B, S, H, K)."""
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=-2)
+        q, k = rotary(q, k, rope.cos, rope.sin, positions=rope.positions)
+        out: Tensor = self.out(attend(q, k, v).flatten(-2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU; gate and up are one product."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up = Linear(width, 2 * hidden)
+        self.down = Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(swiglu(self.gate_up(x)))
+        return out
+
+
+def attend_within(segments: Tensor | None) -> Attend:
+    """Causal attention inside each document: see `fastbrain.kernels.causal_attention`."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return causal_attention(q, k, v, segments=segments)
+
+    return attend

@@ -1,0 +1,502 @@
+"""`TransformerLm`, the object a user holds: a module, an optimizer and its state, under one name.
+
+It delegates and computes nothing itself. A training call returns device scalars, and waits for
+nothing: the host reads them when something prints them.
+"""
+
+import math
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fastbrain import generate as decoding
+from fastbrain.builder import Builder
+from fastbrain.config import ParameterCounts, TransformerConfig
+from fastbrain.errors import (
+    Cuda,
+    CudaMemoryBudget,
+    InvalidConfig,
+    InvalidDataset,
+    SequenceTooLong,
+    TokenOutOfRange,
+    UnsupportedCuda,
+)
+from fastbrain.formats import opt, rbw
+from fastbrain.generate import Decoder, Sampler
+from fastbrain.kernels import has_fast_bf16
+from fastbrain.layers import Weight
+from fastbrain.optim import Optimizer, OptimizerState, warn_cold
+from fastbrain.precision import Precision
+from fastbrain.tokens import TokenBatch, TokenFile
+from fastbrain.transformer import Transformer, initialize, named_views
+
+REMEDIES = """\
+In order, cheapest first:
+  1. a smaller micro-batch, with more accumulation: the same gradient in less memory
+  2. mixed precision, if it is off: set_mixed_precision(True)
+  3. shorter sequences
+  4. fewer key-value heads (another model: start over)
+  5. more, narrower experts (another model: start over)
+  6. fewer layers or a smaller d_model (another model: start over)"""
+
+
+@dataclass(frozen=True)
+class TotalLoss:
+    """The losses of one batch, before the update that they lead to.
+
+    Attributes:
+        lm_loss: mean negative log-likelihood of the predicted tokens, in nats; 0-d.
+        auxiliary_loss: the weighted routing losses, summed over MoE layers; 0-d.
+        lm_loss_sum: the sum of which `lm_loss` is the mean; 0-d.
+        predicted: how many tokens were predicted; 0-d int64.
+    """
+
+    lm_loss: Tensor
+    auxiliary_loss: Tensor
+    lm_loss_sum: Tensor
+    predicted: Tensor
+
+    def total(self) -> Tensor:
+        """What training minimizes."""
+        return self.lm_loss + self.auxiliary_loss
+
+    def perplexity(self) -> Tensor:
+        """exp(lm_loss)."""
+        return self.lm_loss.exp()
+
+
+class TransformerLm:
+    """A language model with its optimizer.
+
+    Attributes:
+        config: the shape; fixed for life.
+        module: the `torch.nn.Module` (see `fastbrain.transformer.Transformer`).
+        optimizer: a plain value, read afresh at each step.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        optimizer: Optimizer | None = None,
+        seed: int | None = None,
+        mixed_precision: bool | None = None,
+    ) -> None:
+        """A model with fresh weights.
+
+        Args:
+            config: its shape.
+            optimizer: Adam at a rate of 3e-4 unless given.
+            seed: of the initial weights, in [0, 2**64); from the system when None.
+            mixed_precision: BF16 operands or FP32 ones; by default BF16 on CUDA alone.
+        """
+        self._build(config, optimizer, mixed_precision)
+        initialize(self.module, secrets.randbits(64) if seed is None else seed)
+
+    def _build(
+        self, config: TransformerConfig, optimizer: Optimizer | None, mixed_precision: bool | None
+    ) -> None:
+        self.config = config
+        self.module = Transformer(config)
+        self.optimizer = optimizer or Optimizer.adam(3e-4)
+        self._state = OptimizerState(self.module)
+        self._mixed_precision: bool | None = None
+        self._quantized_file: str | None = None
+        if mixed_precision is not None:
+            self.set_mixed_precision(mixed_precision)
+
+    @classmethod
+    def builder(cls) -> Builder[Self]:
+        """Starts a model with default settings: one method per setting, then `build()`."""
+        return Builder(cls)
+
+    def parameter_counts(self) -> ParameterCounts:
+        """Parameters in all, and those that one token uses."""
+        return self.config.parameter_counts()
+
+    # training
+
+    def train_step(self, sequences: Sequence[Sequence[int]]) -> TotalLoss:
+        """`train_step_batch(TokenBatch(sequences))`."""
+        return self.train_step_batch(TokenBatch(sequences))
+
+    def train_step_batch(self, batch: TokenBatch) -> TotalLoss:
+        """One update on one batch; returns the losses before it."""
+        self._check(batch)
+        self.zero_grad()
+        losses = self.accumulate_step(batch)
+        self.step(1.0)
+        return losses
+
+    def zero_grad(self) -> None:
+        """Clears the accumulated gradients."""
+        self.module.zero_grad(set_to_none=True)
+
+    def accumulate_step(
+        self, batch: TokenBatch, weight: float = 1.0, auxiliary_weight: float | None = None
+    ) -> TotalLoss:
+        """Adds the gradient of this batch's mean loss, without an update.
+
+        Args:
+            batch: token ids.
+            weight: factor of the whole contribution. With the batch's share of all predicted
+                tokens as weight, and `step(1.0)`, ragged batches add up exactly.
+            auxiliary_weight: factor of the auxiliary loss where it is to differ.
+
+        Raises:
+            TokenOutOfRange: an id outside the vocabulary.
+            SequenceTooLong: the batch is longer than `max_seq_len`.
+            Cuda: out of device memory.
+        """
+        self._check(batch)
+        with _remedies():
+            losses = self._losses(batch)
+            scaled = losses.lm_loss * weight
+            auxiliary = losses.auxiliary_loss
+            if auxiliary.requires_grad:
+                scaled = scaled + auxiliary * (
+                    weight if auxiliary_weight is None else auxiliary_weight
+                )
+            scaled.backward()  # type: ignore[no-untyped-call]
+        return TotalLoss(
+            losses.lm_loss.detach(),
+            auxiliary.detach(),
+            losses.lm_loss_sum.detach(),
+            losses.predicted,
+        )
+
+    def step(self, scale: float) -> None:
+        """Updates with the accumulated gradients times `scale`, and clears them."""
+        self._before_update()
+        with _remedies():
+            self._state.update(self.optimizer, scale)
+
+    def step_clipped(self, scale: float, max_norm: float) -> Tensor:
+        """`step`, with the scaled gradients scaled down to `max_norm` where their norm exceeds it.
+
+        Where the norm is not finite, nothing is updated, the counter stays, and the gradients are
+        cleared.
+
+        Returns:
+            The norm of the scaled gradients before clipping, 0-d FP32.
+        """
+        self._before_update()
+        with _remedies():
+            norm = self._state.update(self.optimizer, scale, max_norm)
+        assert norm is not None
+        return norm
+
+    def grad_norm(self) -> Tensor:
+        """L2 norm of the accumulated gradients, unscaled: 0-d FP32."""
+        return self._state.grad_norm()
+
+    def learning_rate(self) -> float:
+        """The optimizer's rate."""
+        return self.optimizer.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the optimizer's rate."""
+        self.optimizer.set_learning_rate(rate)
+
+    def optimizer_step(self) -> int:
+        """Updates applied so far. Reading it waits for the device."""
+        return int(self._state.step)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Sets the counter that bias correction reads; warns when the moments are still zero."""
+        self._state.set_step(step)
+        if self._state.cold_since is not None:
+            warn_cold(step, "set_optimizer_step")
+            self._state.cold_since = None
+
+    # evaluation
+
+    def evaluate(self, batch: TokenBatch) -> TotalLoss:
+        """The losses of a batch; touches neither gradients nor any other state."""
+        self._check(batch)
+        with torch.no_grad(), _remedies():
+            return self._losses(batch)
+
+    def evaluate_file(self, tokens: TokenFile, sequences: int, seq_len: int) -> TotalLoss:
+        """The losses over all of a file, in windows of `seq_len`, each token weighted alike.
+
+        Args:
+            tokens: the held-out tokens.
+            sequences: windows evaluated at a time; the result does not depend on it, except for
+                the auxiliary loss, whose statistics are a batch's.
+            seq_len: tokens per window, of which all but the first are predicted.
+
+        Raises:
+            InvalidDataset: the file is shorter than one window.
+        """
+        loss_sum = auxiliary = torch.zeros((), dtype=torch.float64)
+        predicted = rows = torch.zeros((), dtype=torch.int64)
+        index = 0
+        while (batch := tokens.chunk(index, sequences, seq_len)) is not None:
+            losses = self.evaluate(batch)
+            loss_sum = loss_sum.to(losses.lm_loss.device) + losses.lm_loss_sum.double()
+            predicted = predicted.to(losses.predicted.device) + losses.predicted
+            auxiliary = (
+                auxiliary.to(loss_sum.device) + losses.auxiliary_loss.double() * batch.rows()
+            )
+            rows = rows + batch.rows()
+            index += 1
+        if index == 0:
+            raise InvalidDataset(
+                f"the file's {tokens.tokens()} tokens do not fill one window of {seq_len}; "
+                "evaluate with a shorter seq_len, or hold out more text"
+            )
+        return TotalLoss(
+            (loss_sum / predicted).float(),
+            (auxiliary / rows.to(auxiliary.device)).float(),
+            loss_sum.float(),
+            predicted,
+        )
+
+    # precision and device
+
+    def set_mixed_precision(self, enabled: bool) -> None:
+        """BF16 operands in matrix products (FP32 weights, gradients and sums), or FP32 ones."""
+        self._mixed_precision = enabled
+        self._set_precision()
+        if enabled and not self.on_device() and not has_fast_bf16("cpu"):
+            warnings.warn(
+                "this CPU has no BF16 instructions, so mixed precision is slower here than FP32; "
+                "set_mixed_precision(False) is faster",
+                stacklevel=2,
+            )
+
+    def to_cuda(self, device: int = 0, budget_mib: int = 0) -> None:
+        """Moves the model to a CUDA device, moments included.
+
+        Args:
+            device: its index.
+            budget_mib: MiB this process may use there; 0 is all of it.
+
+        Raises:
+            UnsupportedCuda: there is no such device, or it is older than compute capability 8.0.
+            CudaMemoryBudget: weights, gradients and moments alone exceed the budget.
+            Cuda: the device ran out of memory.
+        """
+        if not torch.cuda.is_available() or device >= torch.cuda.device_count():
+            raise UnsupportedCuda(
+                f"there is no CUDA device {device} here; train on the CPU, or check the driver and "
+                "that PyTorch is a CUDA build"
+            )
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
+            raise UnsupportedCuda(
+                f"CUDA device {device} has compute capability {capability[0]}.{capability[1]}; the "
+                "kernels need 8.0 (Ampere) or newer"
+            )
+        if budget_mib < 0:
+            raise InvalidConfig(
+                f"budget_mib must be at least 0, which is no limit; got {budget_mib}"
+            )
+        # value, gradient and two moments, FP32 each
+        estimate = math.ceil(self.parameter_counts().total * 16 / 2**20)
+        if budget_mib and estimate > budget_mib:
+            raise CudaMemoryBudget(estimate, budget_mib)
+        if budget_mib:
+            total = torch.cuda.get_device_properties(device).total_memory
+            share = min(1.0, budget_mib * 2**20 / total)
+            torch.cuda.set_per_process_memory_fraction(share, device)
+        with _remedies():
+            self._to(torch.device("cuda", device))
+
+    def to_cpu(self) -> None:
+        """Moves the model to the CPU, moments included."""
+        self._to(torch.device("cpu"))
+
+    def sync_from_device(self) -> None:
+        """Waits for the device. Files and reads always see live weights, so nothing else is due."""
+        if self.on_device():
+            torch.cuda.synchronize(self._device())
+
+    def on_device(self) -> bool:
+        """Whether the model is on a CUDA device."""
+        return self._device().type == "cuda"
+
+    # files
+
+    def save_bin(self, path: Any, precision: Precision = Precision.F32) -> None:
+        """Writes the weights, optimizer settings and step counter in the crate's format.
+
+        Args:
+            path: replaced only once the new file is complete.
+            precision: F32 for a checkpoint, Q8 for a file that only has to answer.
+
+        Raises:
+            Io: the file cannot be written.
+        """
+        rbw.write(
+            path, self.config, self.optimizer, self.optimizer_step(), self.weights(), precision
+        )
+
+    @classmethod
+    def load_bin(cls, path: Any) -> Self:
+        """The model in a file of `save_bin` or of the crate, on the CPU, with zero moments.
+
+        Raises:
+            InvalidSnapshot: not such a file, or its tensors do not fit its configuration.
+            Serde: its header is damaged.
+            InvalidConfig: its configuration is not valid or not supported.
+            Io: it is missing or cut short.
+        """
+        header = rbw.read_header(path)
+        model = cls.__new__(cls)
+        model._build(header.config, header.optimizer, None)
+        rbw.read_tensors(path, header, model.weights())
+        model._state.set_step(header.optimizer_step)
+        if header.precision is Precision.Q8:
+            model._quantized_file = str(path)
+        return model
+
+    def save_optimizer_state(self, path: Any) -> None:
+        """Writes moments and step counter in the crate's format."""
+        opt.write(path, self.optimizer_step(), self.moments())
+
+    def load_optimizer_state(self, path: Any, negated_matrices: bool = False) -> None:
+        """Restores moments and step counter; all of them or, on an error, none.
+
+        Args:
+            path: a file of `save_optimizer_state` or of the crate.
+            negated_matrices: set it for a file that version 2.0.0 or 2.0.1 of the crate wrote from
+                a CUDA device: those hold the first moments of matrices with the wrong sign.
+
+        Raises:
+            InvalidSnapshot: not such a file, or one of another architecture.
+            Io: it is missing or cut short.
+        """
+        before = self.optimizer_step()
+        step = opt.read(path, self.moments(), negated_matrices)
+        if before not in (0, step):
+            warnings.warn(
+                f"{path} holds the optimizer state of step {step}, but these weights are of step "
+                f"{before}; continuing with the counter of the file",
+                stacklevel=2,
+            )
+        self._state.set_step(step)
+        self._state.mark_warm()
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """The crate's tensors in file order, as (Hugging Face name, matrix) views."""
+        own = {name: p.detach() for name, p in self.module.named_parameters()}
+        return named_views(self.config, own)
+
+    def gradients(self) -> list[tuple[str, Tensor]]:
+        """The accumulated gradients, as `weights`; zeros where there is none."""
+        own = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in self.module.named_parameters()
+        }
+        return named_views(self.config, own)
+
+    def moments(self) -> list[tuple[str, Tensor, Tensor]]:
+        """(name, first moment, second moment) of every tensor, as views in file order."""
+        first, second = (named_views(self.config, m) for m in self._state.moments())
+        return [(name, m, v) for (name, m), (_, v) in zip(first, second, strict=True)]
+
+    # generation
+
+    def generate(
+        self, prompt: Sequence[int], n: int, sampler: Sampler, stop: Sequence[int] = ()
+    ) -> list[int]:
+        """Continues a prompt.
+
+        Args:
+            prompt: at least one id.
+            n: at most so many new ids.
+            sampler: how each is chosen.
+            stop: ids after any of which to stop; it is included.
+
+        Returns:
+            The new ids alone.
+
+        Raises:
+            InvalidConfig: the prompt is empty.
+            SequenceTooLong: prompt and new ids exceed `max_seq_len`.
+            TokenOutOfRange: a prompt id outside the vocabulary.
+        """
+        return self.generate_with(prompt, n, sampler, lambda token: token not in stop)
+
+    def generate_with(
+        self, prompt: Sequence[int], n: int, sampler: Sampler, callback: Callable[[int], bool]
+    ) -> list[int]:
+        """`generate`, showing each new id to `callback`, which returns False to stop after it."""
+        return decoding.generate_with(self.module, prompt, n, sampler, callback)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        sampler: Sampler,
+        stop: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """`generate` for several prompts at once, which may differ in length."""
+        return decoding.generate_batch(self.module, prompts, n, sampler, stop)
+
+    def decoder(self) -> Decoder:
+        """A sequence to feed and extend piece by piece."""
+        return Decoder(self.module)
+
+    # what the public calls are made of
+
+    def _losses(self, batch: TokenBatch) -> TotalLoss:
+        device = self._device()
+        targets, mask = batch.targets()
+        valid = batch.layout().valid
+        loss_sum, count, auxiliary = self.module(
+            batch.ids.to(device, non_blocking=True),
+            targets=targets.to(device, non_blocking=True),
+            mask=mask.to(device, non_blocking=True),
+            valid=None if valid is None else valid.to(device, non_blocking=True),
+            max_rows=batch.predicted(),
+        )
+        return TotalLoss(loss_sum / count.clamp(min=1), auxiliary, loss_sum, count)
+
+    def _check(self, batch: TokenBatch) -> None:
+        if batch.seq_len() > self.config.max_seq_len:
+            raise SequenceTooLong(batch.seq_len(), self.config.max_seq_len)
+        largest = batch.max_id()
+        if largest >= self.config.vocab_size:
+            raise TokenOutOfRange(largest, self.config.vocab_size)
+
+    def _before_update(self) -> None:
+        if self._quantized_file is not None:
+            warnings.warn(
+                f"training on from {self._quantized_file}, whose weights were rounded to 8 bits: "
+                "the loss will be a little worse than it was; resume from an F32 checkpoint",
+                stacklevel=3,
+            )
+            self._quantized_file = None
+
+    def _set_precision(self) -> None:
+        enabled = self.on_device() if self._mixed_precision is None else self._mixed_precision
+        self.module.mixed_precision = enabled
+        if not enabled:
+            for weight in self.module.modules():
+                if isinstance(weight, Weight):
+                    weight.drop_shadow()
+
+    def _to(self, device: torch.device) -> None:
+        self.module.to(device)
+        self._state.to(device)
+        self._set_precision()
+
+    def _device(self) -> torch.device:
+        return self.module.embedding.weight.device
+
+
+@contextmanager
+def _remedies() -> Iterator[None]:
+    """Turns running out of device memory into an error that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise Cuda(f"the device ran out of memory. {REMEDIES}\n({error})") from error

@@ -1,0 +1,88 @@
+"""Mixture of experts: a router, stacked SwiGLU experts without capacity limit, a shared expert.
+
+Routing (probabilities over all experts, top-k, gates renormalized over the chosen) and the two
+auxiliary losses follow Shazeer et al., 2017 (arXiv 1701.06538), Fedus et al., 2021
+(arXiv 2101.03961) and Zoph et al., 2022 (arXiv 2202.08906).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fastbrain.config import TransformerConfig
+from fastbrain.kernels import expert_ffn, linear
+from fastbrain.layers import FeedForward, Weight
+
+
+class MixtureOfExperts(nn.Module):
+    """The feed-forward of a MoE layer."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        D, F, E = config.d_model, config.moe_d_ff, config.num_experts
+        self.top_k = config.experts_per_token
+        self.aux_loss_weight = config.aux_loss_weight
+        self.router_z_loss_weight = config.router_z_loss_weight
+        # FP32 whatever the operands: a rounded logit would send a token elsewhere
+        self.router = nn.Parameter(torch.empty(E, D))
+        self.gate_up = Weight(E, 2 * F, D)
+        self.down = Weight(E, D, F)
+        self.shared = FeedForward(D, F) if config.shared_expert else None
+
+    def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens through their experts.
+
+        Args:
+            x: (N, D).
+            valid: (N) bool; False on padding, which is not routed and counts in no statistic.
+
+        Returns:
+            (N, D) in x's dtype, and the weighted auxiliary loss of this layer, 0-d FP32.
+        """
+        logits = linear(x.to(self.router.dtype), self.router)
+        probabilities = logits.softmax(dim=-1)
+        # a stable sort, so that the lower expert wins a tie
+        ranked = probabilities.detach().sort(dim=-1, descending=True, stable=True).indices
+        expert_ids = ranked[:, : self.top_k]
+        chosen = probabilities.gather(1, expert_ids)
+        total = chosen.sum(dim=-1, keepdim=True)
+        gates = torch.where(total > 0, chosen / total, chosen)
+        if valid is not None:
+            expert_ids = expert_ids.masked_fill(~valid[:, None], -1)
+            gates = gates.masked_fill(~valid[:, None], 0)
+        y = expert_ffn(
+            x,
+            self.gate_up.weight,
+            self.down.weight,
+            expert_ids,
+            gates,
+            self._shadows(x.dtype),
+        )
+        if self.shared is not None:
+            y = y + self.shared(x)
+        return y, self._auxiliary_loss(logits, probabilities, expert_ids, valid)
+
+    def _shadows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        gate_up, down = self.gate_up.operand(dtype), self.down.operand(dtype)
+        return None if gate_up is None or down is None else (gate_up, down)
+
+    def _auxiliary_loss(
+        self, logits: Tensor, probabilities: Tensor, expert_ids: Tensor, valid: Tensor | None
+    ) -> Tensor:
+        """aux * E * sum_e f_e P_e + z * mean(logsumexp^2), over valid tokens.
+
+        f_e is the share of routed slots that went to e and carries no gradient; P_e is the mean
+        probability of e.
+        """
+        N, E = logits.shape
+        count: Tensor | int = N
+        square = logits.logsumexp(dim=-1).square()
+        if valid is not None:
+            count = valid.sum()
+            square = square * valid
+            probabilities = probabilities * valid[:, None]
+        experts = torch.arange(E, device=logits.device)
+        routed = (expert_ids.flatten()[:, None] == experts).sum(dim=0)
+        share = routed / (count * self.top_k)
+        balance = E * (share * (probabilities.sum(dim=0) / count)).sum()
+        z = square.sum() / count
+        return self.aux_loss_weight * balance + self.router_z_loss_weight * z

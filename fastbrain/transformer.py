@@ -1,0 +1,285 @@
+"""The model as an `nn.Module`, and the one map between its parameters and the crate's tensors.
+
+Projections that can be one product are one parameter here: queries, keys and values; gate and up;
+the experts of a layer. Every file keeps them apart. `pieces` lists the separate tensors in file
+order, and says which part of which parameter each of them is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastbrain.config import TransformerConfig
+from fastbrain.kernels import linear, linear_cross_entropy
+from fastbrain.layers import (
+    Attend,
+    Attention,
+    FeedForward,
+    RmsNorm,
+    Rotary,
+    Weight,
+    attend_within,
+    rotary_table,
+)
+from fastbrain.moe import MixtureOfExperts
+from fastbrain.stdrng import StdRng
+
+_EMBEDDING_BOUND = 0.02
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each reading the normalized residual stream."""
+
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(config.d_model, config.rmsnorm_eps)
+        self.attention = Attention(config)
+        self.feed_forward_norm = RmsNorm(config.d_model, config.rmsnorm_eps)
+        self.feed_forward = (
+            MixtureOfExperts(config)
+            if config.is_moe(layer)
+            else FeedForward(config.d_model, config.d_ff)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rope: Rotary,
+        attend: Attend,
+        valid: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the last block adds (B, S, D), and the stream so far, to the same after this one.
+
+        The addition itself happens inside the next norm, which has to read both anyway.
+        """
+        shape = x.shape
+        y, residual = self.attention_norm(x.flatten(0, 1), residual, dtype)
+        y = self.attention(y.view(shape), rope, attend)
+        y, residual = self.feed_forward_norm(y.flatten(0, 1), residual, dtype)
+        auxiliary = None
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            y, auxiliary = self.feed_forward(y, valid)
+        else:
+            y = self.feed_forward(y)
+        return y.view(shape), residual, auxiliary
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer. Its parameters are unset until `initialize` or a file fills them.
+
+    Attributes:
+        mixed_precision: whether matrix products take BF16 operands; weights, gradients and the
+            residual stream are FP32 either way.
+    """
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mixed_precision = False
+        self.embedding = Weight(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.norm = RmsNorm(config.d_model, config.rmsnorm_eps)
+        self.lm_head = None if config.tie_embeddings else Weight(config.vocab_size, config.d_model)
+        cos, sin = rotary_table(config)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    def forward(
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        targets: Tensor | None = None,
+        mask: Tensor | None = None,
+        valid: Tensor | None = None,
+        max_rows: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Logits; or, given targets and their mask, the loss, without ever holding the logits.
+
+        Args:
+            ids: (B, S) int64 in [0, V).
+            segments: (B, S) int32, non-decreasing: the document of each position, when a row
+                packs several that must not see each other.
+            positions: (B, S) int32, when they do not simply count from 0 in every row.
+            targets: (B, S) int64: the id that each position is to predict.
+            mask: (B, S) bool: the positions that are to predict.
+            valid: (B, S) bool: False on padding, which is then not routed to experts.
+            max_rows: an upper bound on `mask.sum()`, known to the host.
+
+        Returns:
+            Without targets, logits (B, S, V), FP32. With them: the summed loss (0-d FP32), the
+            number of predictions (0-d int64) and the auxiliary loss (0-d FP32).
+        """
+        attends = [attend_within(segments)] * len(self.blocks)
+        hidden, auxiliary = self.trunk(ids, attends, positions, valid)
+        if targets is None:
+            return self.logits(hidden)
+        if mask is None:
+            raise ValueError("targets were given without a mask; pass mask=(B, S) bool as well")
+        head = self.head
+        loss_sum, count = linear_cross_entropy(
+            hidden.flatten(0, 1),
+            head.weight,
+            targets.flatten(),
+            mask.flatten(),
+            max_rows=max_rows,
+            shadow=head.operand(hidden.dtype),
+        )
+        return loss_sum, count, auxiliary
+
+    @property
+    def head(self) -> Weight:
+        """The weight that maps hidden rows to logits: the embedding itself when tied."""
+        return self.embedding if self.lm_head is None else self.lm_head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of normalized hidden rows (..., D), at least FP32."""
+        logits = linear(hidden, self.head.weight, self.head.operand(hidden.dtype))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def trunk(
+        self,
+        ids: Tensor,
+        attends: Sequence[Attend],
+        positions: Tensor | None,
+        valid: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Everything before the head: normalized rows (B, S, D), and the auxiliary loss.
+
+        `attends` has the attention of each block, so that decoding can bring its caches.
+        """
+        x = F.embedding(ids, self.embedding.weight)
+        dtype = torch.bfloat16 if self.mixed_precision else x.dtype
+        rope = Rotary(self.rope_cos, self.rope_sin, positions)
+        rows = None if valid is None else valid.flatten()
+        residual = None
+        auxiliary = torch.zeros(
+            (), dtype=torch.promote_types(dtype, torch.float32), device=x.device
+        )
+        for block, attend in zip(self.blocks, attends, strict=True):
+            x, residual, loss = block(x, residual, rope, attend, rows, dtype)
+            auxiliary = auxiliary if loss is None else auxiliary + loss
+        hidden, _ = self.norm(x.flatten(0, 1), residual, dtype)
+        return hidden.view(x.shape), auxiliary
+
+
+class Piece(NamedTuple):
+    """One tensor of the crate's files.
+
+    Attributes:
+        name: its Hugging Face name.
+        rows: of the matrix; a vector has one.
+        cols: of the matrix.
+        parameter: the module's parameter that holds it.
+        part: the part of the parameter that it is.
+    """
+
+    name: str
+    rows: int
+    cols: int
+    parameter: str
+    part: tuple[int | slice, ...]
+
+
+def pieces(config: TransformerConfig) -> list[Piece]:
+    """The crate's tensors in file order."""
+    V, D = config.vocab_size, config.d_model
+    found = [Piece("model.embed_tokens.weight", V, D, "embedding.weight", ())]
+    for layer in range(config.n_layers):
+        found += _block_pieces(config, layer)
+    found.append(Piece("model.norm.weight", 1, D, "norm.weight", ()))
+    if not config.tie_embeddings:
+        found.append(Piece("lm_head.weight", V, D, "lm_head.weight", ()))
+    return found
+
+
+def named_views(
+    config: TransformerConfig, tensors: Mapping[str, Tensor]
+) -> list[tuple[str, Tensor]]:
+    """The crate's tensors, in file order, as 2-D views of fused ones.
+
+    Args:
+        tensors: weights, gradients or moments under the module's parameter names.
+
+    Returns:
+        (Hugging Face name, view) pairs; writing to a view writes the fused tensor.
+    """
+    return [(p.name, tensors[p.parameter][p.part].view(p.rows, p.cols)) for p in pieces(config)]
+
+
+def initialize(module: Transformer, seed: int) -> None:
+    """Fills the parameters with the crate's own initial weights for this seed, bit for bit.
+
+    The embedding is uniform in +-0.02, every matrix in +-sqrt(2 / inputs), and norms are 1. One
+    generator is drawn from in the crate's order, in which a block's feed-forward comes before its
+    attention and its router last.
+    """
+    config, rng = module.config, StdRng(seed)
+    parameters = dict(module.named_parameters())
+    order = sorted(enumerate(pieces(config)), key=lambda item: (*_draw_rank(item[1]), item[0]))
+    with torch.no_grad():
+        for _, piece in order:
+            view = parameters[piece.parameter][piece.part].view(piece.rows, piece.cols)
+            if piece.name.endswith("norm.weight"):
+                view.fill_(1.0)
+                continue
+            bound = _EMBEDDING_BOUND
+            if piece.name != "model.embed_tokens.weight":
+                # in FP32 throughout, as the crate computes it
+                bound = float((torch.tensor(2.0) / torch.tensor(float(piece.cols))).sqrt())
+            draws = rng.uniform(piece.rows * piece.cols, -bound, bound)
+            view.copy_(torch.from_numpy(draws).view_as(view))
+
+
+def _draw_rank(piece: Piece) -> tuple[int, int]:
+    """Where a tensor stands in the crate's order of drawing: (layer, part of the block)."""
+    parts = piece.name.split(".")
+    if parts[0] == "lm_head":
+        return (1 << 30, 0)
+    if parts[1] != "layers":
+        return (-1, 0)
+    part = 2 if parts[3] == "self_attn" else 1 if parts[3:5] == ["mlp", "gate"] else 0
+    return (int(parts[2]), part)
+
+
+def _block_pieces(config: TransformerConfig, layer: int) -> Iterator[Piece]:
+    D = config.d_model
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    name, own = f"model.layers.{layer}", f"blocks.{layer}"
+    qkv = f"{own}.attention.qkv.weight"
+    yield Piece(f"{name}.input_layernorm.weight", 1, D, f"{own}.attention_norm.weight", ())
+    yield Piece(f"{name}.self_attn.q_proj.weight", q, D, qkv, (slice(0, q),))
+    yield Piece(f"{name}.self_attn.k_proj.weight", kv, D, qkv, (slice(q, q + kv),))
+    yield Piece(f"{name}.self_attn.v_proj.weight", kv, D, qkv, (slice(q + kv, q + 2 * kv),))
+    yield Piece(f"{name}.self_attn.o_proj.weight", D, q, f"{own}.attention.out.weight", ())
+    yield Piece(
+        f"{name}.post_attention_layernorm.weight", 1, D, f"{own}.feed_forward_norm.weight", ()
+    )
+    mlp, ffn = f"{name}.mlp", f"{own}.feed_forward"
+    if not config.is_moe(layer):
+        yield from _swiglu_pieces(mlp, D, config.d_ff, ffn, ())
+        return
+    E, F = config.num_experts, config.moe_d_ff
+    yield Piece(f"{mlp}.gate.weight", E, D, f"{ffn}.router", ())
+    for expert in range(E):
+        yield from _swiglu_pieces(f"{mlp}.experts.{expert}", D, F, ffn, (expert,))
+    if config.shared_expert:
+        yield from _swiglu_pieces(f"{mlp}.shared_experts", D, F, f"{ffn}.shared", ())
+
+
+def _swiglu_pieces(
+    name: str, width: int, hidden: int, own: str, stacked: tuple[int, ...]
+) -> Iterator[Piece]:
+    gate_up, down = f"{own}.gate_up.weight", f"{own}.down.weight"
+    halves = {"gate_proj": slice(0, hidden), "up_proj": slice(hidden, 2 * hidden)}
+    for half, rows in halves.items():
+        yield Piece(f"{name}.{half}.weight", hidden, width, gate_up, (*stacked, rows))
+    yield Piece(f"{name}.down_proj.weight", width, hidden, down, stacked)

@@ -1,0 +1,166 @@
+"""The module: its map to the crate's tensors, its gradients, and what a position may depend on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from models import DENSE, MOE, SHAPES, batch, model, random_ids
+
+from fastbrain import TransformerConfig
+from fastbrain.transformer import Transformer, initialize, named_views, pieces
+
+UNTIED = replace(MOE, tie_embeddings=False, shared_expert=False, moe_layers=(0,))
+ONE_WIDE = replace(MOE, moe_d_ff=1, num_experts=1, experts_per_token=1)
+
+
+@pytest.mark.parametrize(
+    "config", [DENSE, MOE, UNTIED, ONE_WIDE], ids=["dense", "moe", "untied", "one"]
+)
+def test_pieces_cover_every_parameter_once(config):
+    module = Transformer(config)
+    marks = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    views = named_views(config, marks)
+    for _, view in views:
+        view += 1
+    assert all(bool((mark == 1).all()) for mark in marks.values())
+    assert sum(v.numel() for _, v in views) == config.parameter_counts().total
+    assert len({name for name, _ in views}) == len(views)
+
+
+def test_the_chapters_model_has_557_tensors():
+    config = TransformerConfig(
+        d_model=1024, n_layers=20, n_heads=16, n_kv_heads=4, d_ff=2816, moe_d_ff=512,
+        moe_layers=tuple(range(5, 20)), max_seq_len=1024,
+    )  # fmt: skip
+    assert len(pieces(config)) == 557
+
+
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_gradients_agree_with_finite_differences(config):
+    module = model(config).module.double()
+    ids = random_ids(2, 7)
+    targets, mask = ids.roll(-1, 1), torch.ones(2, 7, dtype=torch.bool)
+    mask[:, -1] = False
+    valid = torch.ones(2, 7, dtype=torch.bool)
+    valid[1, 5:] = False
+
+    def loss() -> torch.Tensor:
+        loss_sum, count, auxiliary = module(ids, targets=targets, mask=mask, valid=valid)
+        return loss_sum / count + auxiliary
+
+    loss().backward()
+    generator = torch.Generator().manual_seed(3)
+    for name, p in module.named_parameters():
+        direction = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        ends = []
+        for sign in (1, -2, 1):  # up, down, and back
+            with torch.no_grad():
+                p += sign * 1e-6 * direction
+                ends.append(float(loss()))
+        numeric = (ends[0] - ends[1]) / 2e-6
+        exact = float((p.grad * direction).sum())
+        assert numeric == pytest.approx(exact, rel=1e-5, abs=1e-8), name
+
+
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_the_loss_is_that_of_the_logits(config):
+    module = model(config).module
+    b = batch(3, 9)
+    targets, mask = b.targets()
+    loss_sum, count, _ = module(b.ids, targets=targets, mask=mask)
+    expected = torch.nn.functional.cross_entropy(
+        module(b.ids)[mask], targets[mask], reduction="sum"
+    )
+    torch.testing.assert_close(loss_sum, expected)
+    assert int(count) == 3 * 8
+
+
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_a_later_token_does_not_change_earlier_logits(config):
+    module = model(config).module
+    ids = random_ids(1, 12)
+    changed = ids.clone()
+    changed[0, 8] = (ids[0, 8] + 1) % config.vocab_size
+    before, after = module(ids), module(changed)
+    torch.testing.assert_close(after[:, :8], before[:, :8], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(after[:, 8:], before[:, 8:], atol=1e-3)
+
+
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_packed_documents_do_not_see_each_other(config):
+    module = model(config).module
+    first, second = random_ids(1, 5), random_ids(1, 7, seed=9)
+    packed = module(
+        torch.cat([first, second], dim=1),
+        segments=torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32),
+        positions=torch.tensor([[*range(5), *range(7)]], dtype=torch.int32),
+    )
+    apart = torch.cat([module(first), module(second)], dim=1)
+    torch.testing.assert_close(packed, apart, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_changes_neither_logits_nor_auxiliary_loss():
+    module = model(MOE).module
+    ids = random_ids(1, 6)
+    padded = torch.cat([ids, torch.zeros(1, 4, dtype=torch.int64)], dim=1)
+    valid = torch.tensor([[True] * 6 + [False] * 4])
+    targets = torch.zeros_like(padded)
+    plain = module(ids, targets=targets[:, :6], mask=valid[:, :6])
+    other = module(padded, targets=targets, mask=valid, valid=valid)
+    torch.testing.assert_close(other[0], plain[0])
+    torch.testing.assert_close(other[2], plain[2])
+
+
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_one_forward_uses_every_parameter(config):
+    module = model(config).module
+    b = batch(8, 20)
+    targets, mask = b.targets()
+    loss_sum, _, auxiliary = module(b.ids, targets=targets, mask=mask)
+    (loss_sum + auxiliary).backward()
+    for name, p in module.named_parameters():
+        assert p.grad is not None, name
+        assert bool(p.grad.any()), name
+
+
+def test_mixed_precision_changes_the_loss_little_and_gradients_stay_fp32():
+    lm = model(MOE)
+    b = batch(4, 16)
+    exact = float(lm.evaluate(b).lm_loss)
+    lm.module.mixed_precision = True
+    rounded = lm.accumulate_step(b)
+    assert float(rounded.lm_loss) != exact
+    assert float(rounded.lm_loss) == pytest.approx(exact, rel=2e-2)
+    assert {p.grad.dtype for p in lm.module.parameters()} == {torch.float32}
+
+
+def test_shadows_follow_whoever_writes_the_master():
+    module = model(DENSE).module
+    module.mixed_precision = True
+    ids = random_ids(1, 6)
+    module(ids)
+    qkv = module.blocks[0].attention.qkv
+    with torch.no_grad():
+        qkv.weight.mul_(3)
+    module(ids)
+    assert torch.equal(qkv.shadow, qkv.weight.detach().bfloat16())
+    state = {name: torch.ones_like(p) for name, p in module.named_parameters()}
+    module.load_state_dict(state)
+    module(ids)
+    assert torch.equal(qkv.shadow, torch.ones_like(qkv.shadow))
+
+
+def test_a_seed_gives_the_same_weights_again_and_another_seed_others():
+    first, again, other = Transformer(MOE), Transformer(MOE), Transformer(MOE)
+    initialize(first, 5)
+    initialize(again, 5)
+    initialize(other, 6)
+    pairs = zip(first.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_targets_without_a_mask_are_refused():
+    ids = random_ids(1, 4)
+    with pytest.raises(ValueError, match="mask"):
+        Transformer(DENSE)(ids, targets=ids)
