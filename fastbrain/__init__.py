@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         TokenOutOfRange,
         UnsupportedCuda,
     )
-    from fastbrain.generate import Decoder, Sampler
-    from fastbrain.lm import TotalLoss, TransformerLm
+    from fastbrain.generate import Decoder
+    from fastbrain.lm import TransformerLm
+    from fastbrain.losses import TotalLoss
     from fastbrain.optim import Optimizer
     from fastbrain.precision import Precision
+    from fastbrain.sampler import Sampler
     from fastbrain.schedule import Schedule
     from fastbrain.tokens import TokenBatch, TokenFile
 
@@ -46,14 +48,14 @@ _HOME = {
     "Optimizer": "optim",
     "ParameterCounts": "config",
     "Precision": "precision",
-    "Sampler": "generate",
+    "Sampler": "sampler",
     "Schedule": "schedule",
     "SequenceTooLong": "errors",
     "Serde": "errors",
     "TokenBatch": "tokens",
     "TokenFile": "tokens",
     "TokenOutOfRange": "errors",
-    "TotalLoss": "lm",
+    "TotalLoss": "losses",
     "TransformerConfig": "config",
     "TransformerLm": "lm",
     "UnsupportedCuda": "errors",

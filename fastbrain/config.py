@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fastbrain.errors import InvalidConfig
 
-
 # the largest number that rounds to a finite 32-bit float
 _LARGEST_FLOAT32 = 3.4028235677973362e38
 
@@ -206,7 +205,7 @@ def _check_types(config: TransformerConfig) -> None:
         if field.type not in _KINDS:
             continue
         value = getattr(config, field.name)
-        kind, words = _KINDS[field.type]  # type: ignore[index]
+        kind, words = _KINDS[field.type]
         right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             object.__setattr__(config, field.name, float(value))

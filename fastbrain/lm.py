@@ -7,9 +7,7 @@ nothing: the host reads them when something prints them.
 import math
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -18,57 +16,19 @@ from torch import Tensor
 from fastbrain import generate as decoding
 from fastbrain.builder import Builder
 from fastbrain.config import ParameterCounts, TransformerConfig
-from fastbrain.errors import (
-    Cuda,
-    CudaMemoryBudget,
-    InvalidConfig,
-    InvalidDataset,
-    SequenceTooLong,
-    TokenOutOfRange,
-    UnsupportedCuda,
-)
+from fastbrain.devices import claim_cuda, naming_remedies
+from fastbrain.errors import InvalidConfig, SequenceTooLong, TokenOutOfRange
 from fastbrain.formats import opt, rbw
-from fastbrain.generate import Decoder, Sampler
+from fastbrain.generate import Decoder
 from fastbrain.kernels import has_fast_bf16
 from fastbrain.layers import Weight
-from fastbrain.optim import Optimizer, OptimizerState, warn_cold
+from fastbrain.losses import TotalLoss, batch_losses, file_losses
+from fastbrain.optim import Optimizer
+from fastbrain.optimizer_state import OptimizerState, warn_cold
 from fastbrain.precision import Precision
+from fastbrain.sampler import Sampler
 from fastbrain.tokens import TokenBatch, TokenFile
 from fastbrain.transformer import Transformer, initialize, named_views
-
-REMEDIES = """\
-In order, cheapest first:
-  1. a smaller micro-batch, with more accumulation: the same gradient in less memory
-  2. mixed precision, if it is off: set_mixed_precision(True)
-  3. shorter sequences
-  4. fewer key-value heads (another model: start over)
-  5. more, narrower experts (another model: start over)
-  6. fewer layers or a smaller d_model (another model: start over)"""
-
-
-@dataclass(frozen=True)
-class TotalLoss:
-    """The losses of one batch, before the update that they lead to.
-
-    Attributes:
-        lm_loss: mean negative log-likelihood of the predicted tokens, in nats; 0-d.
-        auxiliary_loss: the weighted routing losses, summed over MoE layers; 0-d.
-        lm_loss_sum: the sum of which `lm_loss` is the mean; 0-d.
-        predicted: how many tokens were predicted; 0-d int64.
-    """
-
-    lm_loss: Tensor
-    auxiliary_loss: Tensor
-    lm_loss_sum: Tensor
-    predicted: Tensor
-
-    def total(self) -> Tensor:
-        """What training minimizes."""
-        return self.lm_loss + self.auxiliary_loss
-
-    def perplexity(self) -> Tensor:
-        """exp(lm_loss)."""
-        return self.lm_loss.exp()
 
 
 class TransformerLm:
@@ -149,31 +109,26 @@ class TransformerLm:
             auxiliary_weight: factor of the auxiliary loss where it is to differ.
 
         Raises:
+            InvalidConfig: a weight that is not finite.
             TokenOutOfRange: an id outside the vocabulary.
             SequenceTooLong: the batch is longer than `max_seq_len`.
             Cuda: out of device memory.
         """
+        auxiliary_weight = weight if auxiliary_weight is None else auxiliary_weight
+        for name, value in (("weight", weight), ("auxiliary_weight", auxiliary_weight)):
+            if not math.isfinite(value):
+                raise InvalidConfig(f"{name} must be a finite number, got {value}")
         self._check(batch)
-        with _remedies():
-            losses = self._losses(batch)
-            scaled = losses.lm_loss * weight
-            auxiliary = losses.auxiliary_loss
-            if auxiliary.requires_grad:
-                scaled = scaled + auxiliary * (
-                    weight if auxiliary_weight is None else auxiliary_weight
-                )
-            scaled.backward()  # type: ignore[no-untyped-call]
-        return TotalLoss(
-            losses.lm_loss.detach(),
-            auxiliary.detach(),
-            losses.lm_loss_sum.detach(),
-            losses.predicted,
-        )
+        with naming_remedies():
+            losses = batch_losses(self.module, batch)
+            total = losses.lm_loss * weight + losses.auxiliary_loss * auxiliary_weight
+            total.backward()  # type: ignore[no-untyped-call]
+        return losses.detach()
 
     def step(self, scale: float) -> None:
         """Updates with the accumulated gradients times `scale`, and clears them."""
         self._before_update()
-        with _remedies():
+        with naming_remedies():
             self._state.update(self.optimizer, scale)
 
     def step_clipped(self, scale: float, max_norm: float) -> Tensor:
@@ -186,7 +141,7 @@ class TransformerLm:
             The norm of the scaled gradients before clipping, 0-d FP32.
         """
         self._before_update()
-        with _remedies():
+        with naming_remedies():
             norm = self._state.update(self.optimizer, scale, max_norm)
         assert norm is not None
         return norm
@@ -219,8 +174,8 @@ class TransformerLm:
     def evaluate(self, batch: TokenBatch) -> TotalLoss:
         """The losses of a batch; touches neither gradients nor any other state."""
         self._check(batch)
-        with torch.no_grad(), _remedies():
-            return self._losses(batch)
+        with torch.no_grad(), naming_remedies():
+            return batch_losses(self.module, batch)
 
     def evaluate_file(self, tokens: TokenFile, sequences: int, seq_len: int) -> TotalLoss:
         """The losses over all of a file, in windows of `seq_len`, each token weighted alike.
@@ -234,29 +189,7 @@ class TransformerLm:
         Raises:
             InvalidDataset: the file is shorter than one window.
         """
-        loss_sum = auxiliary = torch.zeros((), dtype=torch.float64)
-        predicted = rows = torch.zeros((), dtype=torch.int64)
-        index = 0
-        while (batch := tokens.chunk(index, sequences, seq_len)) is not None:
-            losses = self.evaluate(batch)
-            loss_sum = loss_sum.to(losses.lm_loss.device) + losses.lm_loss_sum.double()
-            predicted = predicted.to(losses.predicted.device) + losses.predicted
-            auxiliary = (
-                auxiliary.to(loss_sum.device) + losses.auxiliary_loss.double() * batch.rows()
-            )
-            rows = rows + batch.rows()
-            index += 1
-        if index == 0:
-            raise InvalidDataset(
-                f"the file's {tokens.tokens()} tokens do not fill one window of {seq_len}; "
-                "evaluate with a shorter seq_len, or hold out more text"
-            )
-        return TotalLoss(
-            (loss_sum / predicted).float(),
-            (auxiliary / rows.to(auxiliary.device)).float(),
-            loss_sum.float(),
-            predicted,
-        )
+        return file_losses(self.evaluate, tokens, sequences, seq_len)
 
     # precision and device
 
@@ -283,30 +216,8 @@ class TransformerLm:
             CudaMemoryBudget: weights, gradients and moments alone exceed the budget.
             Cuda: the device ran out of memory.
         """
-        if not torch.cuda.is_available() or device >= torch.cuda.device_count():
-            raise UnsupportedCuda(
-                f"there is no CUDA device {device} here; train on the CPU, or check the driver and "
-                "that PyTorch is a CUDA build"
-            )
-        capability = torch.cuda.get_device_capability(device)
-        if capability < (8, 0):
-            raise UnsupportedCuda(
-                f"CUDA device {device} has compute capability {capability[0]}.{capability[1]}; the "
-                "kernels need 8.0 (Ampere) or newer"
-            )
-        if budget_mib < 0:
-            raise InvalidConfig(
-                f"budget_mib must be at least 0, which is no limit; got {budget_mib}"
-            )
-        # value, gradient and two moments, FP32 each
-        estimate = math.ceil(self.parameter_counts().total * 16 / 2**20)
-        if budget_mib and estimate > budget_mib:
-            raise CudaMemoryBudget(estimate, budget_mib)
-        if budget_mib:
-            total = torch.cuda.get_device_properties(device).total_memory
-            share = min(1.0, budget_mib * 2**20 / total)
-            torch.cuda.set_per_process_memory_fraction(share, device)
-        with _remedies():
+        claim_cuda(device, self.parameter_counts().total, budget_mib)
+        with naming_remedies():
             self._to(torch.device("cuda", device))
 
     def to_cpu(self) -> None:
@@ -447,19 +358,6 @@ class TransformerLm:
 
     # what the public calls are made of
 
-    def _losses(self, batch: TokenBatch) -> TotalLoss:
-        device = self._device()
-        targets, mask = batch.targets()
-        valid = batch.layout().valid
-        loss_sum, count, auxiliary = self.module(
-            batch.ids.to(device, non_blocking=True),
-            targets=targets.to(device, non_blocking=True),
-            mask=mask.to(device, non_blocking=True),
-            valid=None if valid is None else valid.to(device, non_blocking=True),
-            max_rows=batch.predicted(),
-        )
-        return TotalLoss(loss_sum / count.clamp(min=1), auxiliary, loss_sum, count)
-
     def _check(self, batch: TokenBatch) -> None:
         if batch.seq_len() > self.config.max_seq_len:
             raise SequenceTooLong(batch.seq_len(), self.config.max_seq_len)
@@ -491,12 +389,3 @@ class TransformerLm:
 
     def _device(self) -> torch.device:
         return self.module.embedding.weight.device
-
-
-@contextmanager
-def _remedies() -> Iterator[None]:
-    """Turns running out of device memory into an error that says what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise Cuda(f"the device ran out of memory. {REMEDIES}\n({error})") from error

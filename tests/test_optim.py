@@ -212,6 +212,10 @@ REFUSED = {
     "eps must be": lambda: Optimizer.adam(1e-3, eps=-1.0),
     "weight_decay must be": lambda: Optimizer.lion(1e-3, weight_decay=float("inf")),
     "max_norm must be": lambda: model(DENSE).step_clipped(1.0, -1.0),
+    "^weight must be": lambda: model(DENSE).accumulate_step(batch(2, 9), weight=float("nan")),
+    "auxiliary_weight must": lambda: model(DENSE).accumulate_step(
+        batch(2, 9), auxiliary_weight=float("inf")
+    ),
     "scale must be": lambda: model(DENSE).step(float("nan")),
     "counter must be": lambda: model(DENSE).set_optimizer_step(-1),
 }

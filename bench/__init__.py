@@ -1,0 +1,1 @@
+"""Benchmarks of fastbrain, beside the peers its users would otherwise pick."""

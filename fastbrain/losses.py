@@ -1,0 +1,86 @@
+"""What a model loses on a batch, or on a whole file: sums and counts, and the means they give."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastbrain.errors import InvalidDataset
+from fastbrain.tokens import TokenBatch, TokenFile
+from fastbrain.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class TotalLoss:
+    """The losses of one batch, before the update that they lead to.
+
+    Attributes:
+        lm_loss: mean negative log-likelihood of the predicted tokens, in nats; 0-d.
+        auxiliary_loss: the weighted routing losses, summed over MoE layers; 0-d.
+        lm_loss_sum: the sum of which `lm_loss` is the mean; 0-d.
+        predicted: how many tokens were predicted; 0-d int64.
+    """
+
+    lm_loss: Tensor
+    auxiliary_loss: Tensor
+    lm_loss_sum: Tensor
+    predicted: Tensor
+
+    def total(self) -> Tensor:
+        """What training minimizes."""
+        return self.lm_loss + self.auxiliary_loss
+
+    def perplexity(self) -> Tensor:
+        """exp(lm_loss)."""
+        return self.lm_loss.exp()
+
+    def detach(self) -> "TotalLoss":
+        """The same numbers without their graph."""
+        return TotalLoss(
+            self.lm_loss.detach(),
+            self.auxiliary_loss.detach(),
+            self.lm_loss_sum.detach(),
+            self.predicted,
+        )
+
+
+def batch_losses(module: Transformer, batch: TokenBatch) -> TotalLoss:
+    """The losses of a batch, on the module's device and differentiable."""
+    device = module.embedding.weight.device
+    targets, mask = batch.targets()
+    valid = batch.layout().valid
+    loss_sum, count, auxiliary = module(
+        batch.ids.to(device, non_blocking=True),
+        targets=targets.to(device, non_blocking=True),
+        mask=mask.to(device, non_blocking=True),
+        valid=None if valid is None else valid.to(device, non_blocking=True),
+        max_rows=batch.predicted(),
+    )
+    return TotalLoss(loss_sum / count.clamp(min=1), auxiliary, loss_sum, count)
+
+
+def file_losses(
+    evaluate: Callable[[TokenBatch], TotalLoss], tokens: TokenFile, sequences: int, seq_len: int
+) -> TotalLoss:
+    """The losses over all windows of a file, summed in FP64; see `TransformerLm.evaluate_file`."""
+    loss_sum = auxiliary = torch.zeros((), dtype=torch.float64)
+    predicted = torch.zeros((), dtype=torch.int64)
+    rows = index = 0
+    while (batch := tokens.chunk(index, sequences, seq_len)) is not None:
+        losses = evaluate(batch)
+        device = losses.lm_loss.device
+        loss_sum = loss_sum.to(device) + losses.lm_loss_sum.double()
+        # its statistics are means over a batch's tokens
+        auxiliary = auxiliary.to(device) + losses.auxiliary_loss.double() * batch.rows()
+        predicted = predicted.to(device) + losses.predicted
+        rows += batch.rows()
+        index += 1
+    if index == 0:
+        raise InvalidDataset(
+            f"the file's {tokens.tokens()} tokens do not fill one window of {seq_len}; "
+            "evaluate with a shorter seq_len, or hold out more text"
+        )
+    return TotalLoss(
+        (loss_sum / predicted).float(), (auxiliary / rows).float(), loss_sum.float(), predicted
+    )

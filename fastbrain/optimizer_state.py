@@ -1,0 +1,195 @@
+"""The state that one model's updates need, and the updates themselves.
+
+Every step reads its rate, scale, clip factor, skip flag and step counter from the device and never
+waits for it.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from fastbrain.config import float32
+from fastbrain.errors import InvalidConfig
+from fastbrain.kernels import AdamScalars, adam_step, grad_norm
+from fastbrain.layers import Weight
+from fastbrain.optim import Adam, Lion, Optimizer, in_range
+from fastbrain.transformer import Transformer, pieces
+
+
+class OptimizerState:
+    """The moments and the step counter of one module's parameters, and the updates themselves.
+
+    Moments are FP32 and appear at the first update or when they are asked for, so that a model
+    that only answers carries none.
+    """
+
+    def __init__(self, module: Transformer) -> None:
+        self._module = module
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._step = torch.zeros((), dtype=torch.int64)
+        self.cold_since: int | None = None
+        self._vectors = {p.parameter for p in pieces(module.config) if p.rows == 1}
+
+    @property
+    def step(self) -> Tensor:
+        """Updates applied so far: 0-d int64 on the module's device."""
+        return self._step
+
+    def set_step(self, step: int) -> None:
+        """Sets the counter, which bias correction reads."""
+        if step < 0:
+            raise InvalidConfig(f"the optimizer's step counter must be at least 0, got {step}")
+        self._step = torch.full((), step, dtype=torch.int64, device=self._device())
+        self.cold_since = step if step and not self.has_moments() else None
+
+    def has_moments(self) -> bool:
+        """Whether an update or a file has filled the moments."""
+        return bool(self._moments) and any(bool(m.any()) for m, _ in self._moments.values())
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """First and second moments by parameter name; writing to them writes the state."""
+        if not self._moments:
+            self._moments = {
+                name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach()))
+                for name, p in self._module.named_parameters()
+            }
+        first = {name: m for name, (m, _) in self._moments.items()}
+        return first, {name: v for name, (_, v) in self._moments.items()}
+
+    def mark_warm(self) -> None:
+        """Says that the moments now belong to the counter, as after a file was loaded."""
+        self.cold_since = None
+
+    def to(self, device: torch.device) -> None:
+        """Moves moments and counter along with the module."""
+        self._step = self._step.to(device)
+        self._moments = {n: (m.to(device), v.to(device)) for n, (m, v) in self._moments.items()}
+
+    def grad_norm(self) -> Tensor:
+        """L2 norm of the accumulated gradients of all parameters: 0-d FP32."""
+        grads = [p.grad for p in self._module.parameters() if p.grad is not None]
+        return grad_norm(grads) if grads else torch.zeros((), device=self._device())
+
+    def update(
+        self, optimizer: Optimizer, scale: float, max_norm: float | None = None
+    ) -> Tensor | None:
+        """Applies the accumulated gradients times `scale`, and clears them.
+
+        Args:
+            optimizer: the rule.
+            scale: factor of every gradient, such as 1 / accumulation.
+            max_norm: where the norm of the scaled gradients exceeds it, they are scaled down to
+                it; where it is not finite, nothing is updated and the counter stays.
+
+        Returns:
+            The norm of the scaled gradients before clipping, 0-d FP32; None without `max_norm`.
+        """
+        optimizer.check()
+        if not math.isfinite(scale):
+            raise InvalidConfig(f"scale must be a finite number, got {scale}")
+        if max_norm is not None:
+            in_range("max_norm", max_norm, 0.0)
+        self._warn_when_cold(optimizer)
+        device = self._device()
+        clip = torch.ones((), device=device)
+        skip = torch.zeros((), dtype=torch.int32, device=device)
+        norm = None
+        if max_norm is not None:
+            norm = self.grad_norm() * abs(scale)
+            clip = torch.where(norm > max_norm, max_norm / norm, clip)
+            finite = norm.isfinite()
+            clip, skip = torch.where(finite, clip, 1.0), (~finite).to(torch.int32)
+        scalars = AdamScalars(
+            lr=torch.full((), float32(optimizer.learning_rate), device=device),
+            grad_scale=torch.full((), scale, device=device),
+            clip=clip,
+            step=self._step,
+            skip=skip,
+        )
+        self._apply(optimizer, scalars)
+        for p in self._module.parameters():
+            p.grad = None
+        return norm
+
+    def _apply(self, optimizer: Optimizer, scalars: AdamScalars) -> None:
+        names, params = zip(*self._module.named_parameters(), strict=True)
+        none = torch.empty(0, device=self._device())
+        grads = [none if p.grad is None else p.grad.contiguous() for p in params]
+        decays = [self._decay(optimizer, name) for name in names]
+        if isinstance(optimizer, Adam):
+            first, second = self.moments()
+            weights = self._shadowed()
+            adam_step(
+                [p.detach() for p in params],
+                grads,
+                [first[name] for name in names],
+                [second[name] for name in names],
+                [weights[name].shadow if name in weights else none for name in names],  # type: ignore[misc]
+                scalars,
+                betas=optimizer.betas,
+                eps=optimizer.eps,
+                weight_decays=decays,
+            )
+            for weight in weights.values():
+                weight.mark_shadow_fresh()
+            return
+        with torch.no_grad():
+            apply = scalars.skip == 0
+            for name, p, grad, decay in zip(names, params, grads, decays, strict=True):
+                g = grad.to(p.dtype) * (scalars.grad_scale * scalars.clip) if grad.numel() else None
+                if isinstance(optimizer, Lion):
+                    self._lion(optimizer, name, p, g, decay, apply)
+                elif g is not None:
+                    p.copy_(torch.where(apply, p - scalars.lr * g, p))
+            scalars.step.add_(apply)
+
+    def _lion(
+        self,
+        optimizer: Lion,
+        name: str,
+        p: Tensor,
+        g: Tensor | None,
+        decay: float,
+        apply: Tensor,
+    ) -> None:
+        (b1, b2), rate = optimizer.betas, optimizer.learning_rate
+        first, _ = self.moments()
+        m = first[name]
+        g = torch.zeros_like(p) if g is None else g
+        direction = (b1 * m + (1 - b1) * g).sign_()
+        p.copy_(torch.where(apply, p - rate * (direction + decay * p), p))
+        m.copy_(torch.where(apply, b2 * m + (1 - b2) * g, m))
+
+    def _decay(self, optimizer: Optimizer, name: str) -> float:
+        if not isinstance(optimizer, Adam | Lion):
+            return 0.0
+        spared = not optimizer.decay_vectors and name in self._vectors
+        return 0.0 if spared else optimizer.weight_decay
+
+    def _shadowed(self) -> dict[str, Weight]:
+        """The weights that have a shadow for the update to refresh, by parameter name."""
+        return {
+            f"{name}.weight": weight
+            for name, weight in self._module.named_modules()
+            if isinstance(weight, Weight) and weight.shadow is not None
+        }
+
+    def _warn_when_cold(self, optimizer: Optimizer) -> None:
+        if self.cold_since is not None and isinstance(optimizer, Adam):
+            warn_cold(self.cold_since, "this step")
+        self.cold_since = None
+
+    def _device(self) -> torch.device:
+        return next(self._module.parameters()).device
+
+
+def warn_cold(step: int, where: str) -> None:
+    """Warns that a counter without moments makes Adam's first updates too large."""
+    warnings.warn(
+        f"{where}: the optimizer's step counter is {step} but its moments are zero, so Adam's "
+        "first updates come out up to 6.6 times the learning rate; load the optimizer state, or "
+        "call set_optimizer_step(0) and warm the rate up again",
+        stacklevel=4,
+    )

@@ -1,0 +1,80 @@
+"""Where a configuration is read from: a TOML file, a shipped one by its name, and overrides."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fastbrain.errors import InvalidConfig, Io
+from fastbrain.training import rules, toml
+from fastbrain.training.settings import Settings
+
+# a run is as long as one of these says; a new one on the command line replaces the other
+_LENGTHS = {"max_steps": "max_tokens", "max_tokens": "max_steps"}
+
+
+def load(config: str, overrides: Iterable[str] = ()) -> Settings:
+    """Read a configuration: a TOML file or the bare name of a shipped one, then overrides.
+
+    Raises:
+        InvalidConfig: as `Settings.from_tables`; also no such configuration, broken TOML, or an
+            override that cannot be read.
+        Io: the file cannot be read.
+    """
+    return Settings.from_tables(overridden(read_tables(config), overrides))
+
+
+def read_tables(config: str) -> dict[str, Any]:
+    """The parsed TOML of a file or of a shipped configuration, its keys unchecked."""
+    path = Path(config)
+    if not path.is_file() and config not in shipped_names():
+        raise InvalidConfig(
+            f"there is no configuration {config!r}: give a TOML file, or one of the "
+            f"shipped ones: {', '.join(shipped_names())}"
+        )
+    shipped = resources.files("fastbrain") / "configs" / f"{config}.toml"
+    try:
+        return tomllib.loads((path if path.is_file() else shipped).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Io(f"cannot read {config}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{config} is not valid TOML: {error}") from error
+
+
+def shipped_names() -> list[str]:
+    """The configurations that come with the package."""
+    names = [each.name for each in (resources.files("fastbrain") / "configs").iterdir()]
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def overridden(tables: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The tables with `table.key=value` arguments put over them; the input is left alone.
+
+    `train.max_steps` given here replaces a `train.max_tokens` of the file, and the other way
+    round, because a run has one of them.
+    """
+    result = {key: dict(each) if isinstance(each, dict) else each for key, each in tables.items()}
+    given = dict(toml.parse_override(argument) for argument in overrides)
+    for dotted, value in given.items():
+        name, dot, key = dotted.partition(".")
+        if not dot:
+            raise InvalidConfig(
+                f"cannot set {dotted!r}: an override names its table, like train.learning_rate=3e-4"
+            )
+        table = result.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise InvalidConfig(f"[{name}] must be a table of settings, got {rules.shown(table)}")
+        table[key] = value
+        other = _LENGTHS.get(key)
+        if name == "train" and other and f"train.{other}" not in given:
+            table.pop(other, None)
+    return result
+
+
+def check_sources(settings: Settings) -> None:
+    """Refuse paths that are not there, before anything slow begins."""
+    for key in ("train", "validation", "tokenizer"):
+        path = getattr(settings.data, key)
+        if path is not None and not Path(path).exists():
+            raise Io(f"data.{key}: there is no file or folder {path}")

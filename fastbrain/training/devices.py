@@ -1,0 +1,126 @@
+"""The device a run trains on: what it has, what it can hold, and how many rows fit at once."""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fastbrain.config import TransformerConfig
+from fastbrain.errors import Cuda, CudaMemoryBudget, InvalidConfig, Io
+from fastbrain.lm import TransformerLm
+from fastbrain.tokens.token_batch import TokenBatch
+
+if sys.platform != "win32":
+    import resource
+
+# weights, gradients and two moments, each 4 bytes
+BYTES_PER_PARAMETER = 16
+
+# more tokens than these at once make no step faster: their matrices fill the device
+CPU_TOKENS, CUDA_TOKENS = 4_096, 65_536
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device; `total_bytes` is the memory of a card, None for a CPU."""
+
+    torch_device: torch.device
+    name: str
+    total_bytes: int | None
+
+    @classmethod
+    def find(cls) -> "Device":
+        """The first CUDA card if there is one, else the CPU."""
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(0)
+            return cls(torch.device("cuda", 0), properties.name, properties.total_memory)
+        return cls(torch.device("cpu"), "CPU", None)
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a card."""
+        return self.torch_device.type == "cuda"
+
+    def peak_bytes(self) -> int:
+        """The most memory this process has used: on the card, or of the machine."""
+        if self.is_cuda:
+            return torch.cuda.max_memory_allocated(self.torch_device)
+        if sys.platform == "win32":
+            return 0  # there is no such call
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
+    """Refuse a model that cannot fit in memory, or whose checkpoints cannot fit on the disk.
+
+    Raises:
+        InvalidConfig: the machine has less memory than weights, gradients and moments need.
+        Io: the disk has less free space than two checkpoints need.
+    """
+    parameters = config.parameter_counts().total
+    need = parameters * BYTES_PER_PARAMETER
+    have = device.total_bytes or _machine_bytes()
+    if have is not None and need > have:
+        raise InvalidConfig(
+            f"a model of {parameters:,} parameters needs {need / 1e9:.1f} GB for weights, "
+            f"gradients and moments; this machine has {have / 1e9:.1f} GB: build a smaller one"
+        )
+    disk = 2 * 12 * parameters
+    free = shutil.disk_usage(next(each for each in (run, *run.parents) if each.exists())).free
+    if disk > free:
+        raise Io(
+            f"two checkpoints need {disk / 1e9:.1f} GB and {run} has {free / 1e9:.1f} GB free; "
+            "free some space, or choose another disk with --run"
+        )
+
+
+def _machine_bytes() -> int | None:
+    if sys.platform == "win32":
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def micro_batch_size(model: TransformerLm, device: Device, rows: int, seq_len: int) -> int:
+    """How many rows to run at once: the largest divisor of `rows` that is useful and fits.
+
+    On a card it is tried, and leaves the model as it was.
+
+    Raises:
+        Cuda: not even one row fits.
+    """
+    most = (CUDA_TOKENS if device.is_cuda else CPU_TOKENS) // seq_len
+    sizes = [size for size in range(rows, 0, -1) if rows % size == 0 and size <= max(most, 1)]
+    if not device.is_cuda:
+        return sizes[0]
+    model.moments()  # they appear when first asked for, and have to fit as well
+    for size in sizes:
+        if _fits(model, device, size, seq_len):
+            return size
+    raise Cuda(
+        f"not even one row of {seq_len} tokens fits into {device.name}: lower data.seq_len, or "
+        "build a smaller model"
+    )
+
+
+def _fits(model: TransformerLm, device: Device, rows: int, seq_len: int) -> bool:
+    # spread over the vocabulary, so that no expert or row of the embedding is spared
+    ids = torch.arange(rows * seq_len).reshape(rows, seq_len) % model.config.vocab_size
+    torch.cuda.reset_peak_memory_stats(device.torch_device)
+    try:
+        # twice: the second one meets the gradients of the first, as in an accumulated step
+        for _ in range(2):
+            model.accumulate_step(TokenBatch(ids), weight=0.5)
+        torch.cuda.synchronize(device.torch_device)
+        # evaluation, fragmentation and the desktop want some of it too
+        return torch.cuda.max_memory_reserved(device.torch_device) <= 0.92 * (
+            device.total_bytes or 0
+        )
+    except (torch.cuda.OutOfMemoryError, CudaMemoryBudget, Cuda):
+        return False
+    finally:
+        model.zero_grad()
+        torch.cuda.empty_cache()

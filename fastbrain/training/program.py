@@ -1,0 +1,108 @@
+"""From checked settings to a trainer that is ready to run: tokens, model, device, checkpoint."""
+
+from pathlib import Path
+
+import torch
+
+from fastbrain.errors import UnsupportedCuda
+from fastbrain.lm import TransformerLm
+from fastbrain.optim import Optimizer
+from fastbrain.training import checkpoint, data, devices
+from fastbrain.training.devices import Device
+from fastbrain.training.loop import Trainer
+from fastbrain.training.progress import Console
+from fastbrain.training.run_dir import Checkpoint, RunDir
+from fastbrain.training.settings import Settings
+from fastbrain.training.state import State
+
+
+def begin(path: Path, settings: Settings, console: Console) -> Trainer:
+    """Make a new run at `path`: its tokens, its configuration with everything decided, its model.
+
+    The directory counts as a run once config.toml is there, which is written last: one that was
+    killed before is simply begun again.
+
+    Raises:
+        FastBrainError: anything that speaks against the run; nothing was trained then.
+    """
+    device = Device.find()
+    vocab_size = data.make(settings, path / "data", console.say)
+    config = settings.config(vocab_size)
+    devices.check_space(config, device, path)
+    corpus = data.open_corpus(settings, path / "data")
+    precision = settings.train.precision or ("bf16-mixed" if device.is_cuda else "f32")
+    settings = settings.with_model(config).with_train(
+        precision=precision, warmup_steps=settings.warmup
+    )
+    model = _model(settings, device)
+    if settings.train.micro_batch_size == "auto":
+        rows, seq_len = settings.train.global_batch_size, settings.data.seq_len
+        size = devices.micro_batch_size(model, device, rows, seq_len)
+        settings = settings.with_train(micro_batch_size=size)
+    run = RunDir.create(path, settings.tables())
+    _introduce(run, settings, model, corpus, device, console)
+    return Trainer(run, settings, model, corpus, device, console, State())
+
+
+def go_on(run: RunDir, settings: Settings, found: Checkpoint | None, console: Console) -> Trainer:
+    """Go on with a run from a checkpoint, or from the start if it never came to one.
+
+    Raises:
+        FastBrainError: the checkpoint does not belong to this run, its data or its model.
+    """
+    device = Device.find()
+    corpus = data.open_corpus(settings, run.path / "data")
+    model = _model(settings, device)
+    state = State()
+    _introduce(run, settings, model, corpus, device, console)
+    if found is None:
+        console.say("there is no checkpoint yet: beginning at step 0")
+    else:
+        state = checkpoint.load(found.path, model, corpus, settings.train.seed)
+        console.say(f"going on from {found.path}")
+        for difference in checkpoint.differences_in_kind(found.path, device, settings):
+            console.say(f"warning: {difference}: the last bits may differ from here on")
+    return Trainer(run, settings, model, corpus, device, console, state)
+
+
+def _model(settings: Settings, device: Device) -> TransformerLm:
+    train = settings.train
+    optimizer = Optimizer.adam(
+        train.learning_rate,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        decay_vectors=False,
+    )
+    config = settings.config(settings.model["vocab_size"])
+    model = TransformerLm(config, optimizer, train.seed, train.precision == "bf16-mixed")
+    if device.is_cuda:
+        try:
+            model.to_cuda(device.torch_device.index)
+        except UnsupportedCuda as error:
+            raise UnsupportedCuda(
+                f"{error}; to train on the CPU instead, hide the card by setting the environment "
+                "variable CUDA_VISIBLE_DEVICES to nothing"
+            ) from error
+    return model
+
+
+def _introduce(
+    run: RunDir,
+    settings: Settings,
+    model: TransformerLm,
+    corpus: data.Corpus,
+    device: Device,
+    console: Console,
+) -> None:
+    train, tokens = settings.train, settings.step_tokens
+    micro = int(train.micro_batch_size)
+    threads = "" if device.is_cuda else f" ({torch.get_num_threads()} threads)"
+    console.say(f"run {run.path} on {device.name}{threads}, {train.precision}")
+    console.say(f"model: {model.parameter_counts()}, vocabulary {model.config.vocab_size:,}")
+    console.say(
+        f"tokens: {corpus.train.tokens():,} to train on, {corpus.held_out.tokens():,} held out"
+    )
+    console.say(
+        f"{settings.steps:,} steps of {tokens:,} tokens ({train.global_batch_size} rows of "
+        f"{settings.data.seq_len}, {micro} at once), warm-up {settings.warmup}"
+    )

@@ -1,0 +1,32 @@
+"""Which implementations the property tests run against, and inputs on the device under test."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from fastbrain.kernels import reference
+
+
+@pytest.fixture(params=[reference], ids=lambda module: module.__name__.rpartition(".")[2])
+def twin(request):
+    """A module with every operation of the facade."""
+    return request.param
+
+
+@pytest.fixture
+def randn(device):
+    """Makes normal numbers that want a gradient."""
+    return lambda *shape: torch.randn(*shape, device=device, requires_grad=True)
+
+
+@pytest.fixture
+def tensor(device):
+    """`torch.tensor` on the device under test."""
+    return partial(torch.tensor, device=device)
+
+
+@pytest.fixture(params=[torch.float64, torch.float32, torch.bfloat16], ids=["fp64", "fp32", "bf16"])
+def dtype(request):
+    """The dtypes of the reference: FP64 shows that it is right, the others how exact it is."""
+    return request.param

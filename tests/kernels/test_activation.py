@@ -1,0 +1,66 @@
+"""swiglu: the first half of a row, through silu, times the second."""
+
+import pytest
+import torch
+from numerics import assert_twins, wide
+
+from fastbrain.kernels import reference
+
+
+def by_half(gate_up):
+    """silu written out."""
+    F = gate_up.shape[-1] // 2
+    gate, up = wide(gate_up)[..., :F], wide(gate_up)[..., F:]
+    return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
+
+
+SHAPES = {
+    "row": (6,),
+    "matrix": (7, 10),
+    "one-column": (5, 2),
+    "wide": (2, 2050),
+    "batch": (2, 3, 8),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_first_half_gates_the_second(randn, shape, dtype):
+    assert_twins(reference.swiglu, by_half, {"gate_up": randn(*shape)}, dtype)
+
+
+def test_gradients_are_the_slopes(randn):
+    assert torch.autograd.gradcheck(
+        reference.swiglu, randn(3, 4).detach().double().requires_grad_()
+    )
+
+
+def test_a_wide_range_of_gates_is_exact(twin, device):
+    gates = torch.linspace(-30, 30, 121, device=device)
+    gate_up = torch.stack([gates, torch.ones_like(gates)], dim=1).requires_grad_()
+    assert_twins(twin.swiglu, by_half, {"gate_up": gate_up}, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_huge_gates_stay_finite(twin, tensor, dtype):
+    gate_up = tensor([[1e4, 2.0], [-1e4, 2.0], [0.0, 2.0]], dtype=dtype, requires_grad=True)
+    y = twin.swiglu(gate_up)
+    y.sum().backward()
+    assert y.flatten().tolist() == tensor([2e4, 0, 0], dtype=dtype).tolist()
+    assert gate_up.grad[:, 0].tolist() == [2.0, 0.0, 1.0]
+
+
+def test_bf16_is_rounded_only_once(twin, device):
+    gate_up = (3 * torch.randn(64, 32, device=device)).bfloat16()
+    assert torch.equal(twin.swiglu(gate_up), twin.swiglu(gate_up.float()).bfloat16())
+
+
+def test_columns_may_lie_apart(twin, device):
+    wider = torch.full((4, 20), float("nan"), device=device)
+    wider[:, 3:13] = torch.randn(4, 10, device=device)
+    wider.requires_grad_()
+    copy = wider.detach()[:, 3:13].clone().requires_grad_()
+    ours, theirs = twin.swiglu(wider[:, 3:13]), twin.swiglu(copy)
+    ours.sum().backward()
+    theirs.sum().backward()
+    assert torch.equal(ours, theirs)
+    assert torch.equal(wider.grad[:, 3:13], copy.grad)
