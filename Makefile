@@ -9,11 +9,11 @@ demo: .venv/base
 	$(BIN)/python examples/demo.py
 
 test: .venv/dev lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -p no:benchmark -n auto -m "not slow"
 	$(BIN)/python -m pytest bench --benchmark-disable
 
 test-all: .venv/dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -p no:benchmark -n auto
 	$(BIN)/python -m pytest bench --benchmark-disable
 
 lint: .venv/dev

@@ -50,6 +50,11 @@ class Timing:
         return statistics.median(self.tokens_per_s)
 
     @property
+    def disturbed(self) -> bool:
+        """Whether something else had a tenth of the processor in any round."""
+        return min(self.cores) < 0.9 * torch.get_num_threads()
+
+    @property
     def median_per_cpu_s(self) -> float:
         """Tokens per CPU second, which waiting for a busy core costs nothing of."""
         rates = zip(self.tokens_per_s, self.cores, strict=True)
@@ -98,6 +103,8 @@ def _compare(
         result["ratio"][precision] = {"wall": ratio, "cpu": by_cpu}
         print(f"{ours.label} / {peer.label}: {ratio:.3f}, {_verdict(shape, precision, ratio)}")
         print(f"  by CPU time {by_cpu:.3f}")
+        if timings[ours].disturbed or timings[peer].disturbed:
+            print("  the machine was busy with something else: repeat this before quoting it")
         if arguments.profile:
             pair = {c.label: _profile(c, shape, batches) for c in (ours, peer)}
             result[f"profile {precision}"] = {k: dict(b.groups) for k, b in pair.items()}

@@ -36,6 +36,7 @@ class LinearScaling:
     factor: float
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _round_floats(self)
         _require_positive(self, "factor")
 
@@ -54,6 +55,7 @@ class Llama3Scaling:
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _round_floats(self)
         _require_positive(
             self,
@@ -172,9 +174,11 @@ def float32(value: float) -> float:
     if not abs(value) <= _LARGEST_FLOAT32:
         return value
     bits = struct.pack("<f", value)
+    # digits of what is kept, not of what was given: 1/3 is 0.33333334 there
+    value = struct.unpack("<f", bits)[0]
     for digits in range(1, 10):
         short = float(f"{value:.{digits}g}")
-        if struct.pack("<f", short) == bits:
+        if abs(short) <= _LARGEST_FLOAT32 and struct.pack("<f", short) == bits:
             return short
     return float(struct.unpack("<f", bits)[0])
 
@@ -200,7 +204,7 @@ _KINDS = {
 }
 
 
-def _check_types(config: TransformerConfig) -> None:
+def _check_types(config: "TransformerConfig | RopeScaling") -> None:
     for field in fields(config):
         if field.type not in _KINDS:
             continue
@@ -208,10 +212,14 @@ def _check_types(config: TransformerConfig) -> None:
         kind, words = _KINDS[field.type]
         right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            object.__setattr__(config, field.name, float(value))
-            right = True
+            right = abs(value) <= _LARGEST_FLOAT32
+            if right:
+                value = float(value)
+                object.__setattr__(config, field.name, value)
         if not right or (kind is float and not abs(value) <= _LARGEST_FLOAT32):
             raise InvalidConfig(f"{field.name} must be {words}, got {value!r}")
+    if not isinstance(config, TransformerConfig):
+        return
     for layer in config.moe_layers:
         if not isinstance(layer, int) or isinstance(layer, bool):
             raise InvalidConfig(f"moe_layers must hold layer indices, got {layer!r}")

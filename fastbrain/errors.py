@@ -5,6 +5,8 @@ Two of them are also the built-in exception that a Python user would catch: `Inv
 `ValueError`, `Io` is an `OSError`.
 """
 
+from typing import Self
+
 
 class FastBrainError(Exception):
     """Anything that fastbrain refuses or fails at."""
@@ -50,6 +52,9 @@ class TokenOutOfRange(FastBrainError):
         self.id = id
         self.vocab = vocab
 
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int]]:
+        return type(self), (self.id, self.vocab)
+
 
 class SequenceTooLong(FastBrainError):
     """A sequence reaches past the positions that the model has.
@@ -67,6 +72,9 @@ class SequenceTooLong(FastBrainError):
         self.length = length
         self.max = max
 
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int]]:
+        return type(self), (self.length, self.max)
+
 
 class CudaMemoryBudget(FastBrainError):
     """The model does not fit the memory budget that `to_cuda` was given.
@@ -83,6 +91,9 @@ class CudaMemoryBudget(FastBrainError):
         )
         self.estimate_mib = estimate_mib
         self.budget_mib = budget_mib
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int]]:
+        return type(self), (self.estimate_mib, self.budget_mib)
 
 
 class Cuda(FastBrainError):

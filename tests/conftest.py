@@ -9,6 +9,9 @@ if not torch.cuda.is_available():
     # Triton reads this when a kernel is decorated, so before any test imports one
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# the tests' tensors are too small to share, and threads that wait for each other take far longer
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _repeatable():

@@ -1,5 +1,6 @@
 """Optimizer state is the crate's to the byte, and loads whole or not at all."""
 
+import errno
 import hashlib
 import os
 import struct
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastbrain import atomic
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidSnapshot, Io
 from fastbrain.formats import opt
@@ -176,15 +178,15 @@ def test_bytes_past_the_end_are_warned_of(file):
         assert opt.read(file, fresh()) == 7
 
 
-def test_a_failed_write_keeps_the_old_file(file):
+def test_a_failed_write_keeps_the_old_file(file, monkeypatch):
     before = file.read_bytes()
 
-    def moments():
-        yield from list(golden_moments())[:5]
-        raise KeyboardInterrupt
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(KeyboardInterrupt):
-        opt.write(file, 8, moments())
+    monkeypatch.setattr(atomic, "fsync", full)
+    with pytest.raises(Io, match=f"^cannot write {file}: No space left on device; free some space"):
+        opt.write(file, 8, golden_moments())
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == ["model.opt"]
 

@@ -272,9 +272,9 @@ def test_a_file_cut_anywhere_is_refused_before_a_value_is_read(tmp_path, file):
 
 def test_a_file_that_shrinks_under_the_reader_is_told(file):
     header = rbw.read_header(file)
-    os.truncate(file, file.stat().st_size - 100)
+    os.truncate(file, file.stat().st_size - 8)
     views = [(name, torch.zeros_like(tensor)) for name, tensor in golden_tensors()]
-    with pytest.raises(Io, match=f"^{file} (became shorter|is cut short)"):
+    with pytest.raises(Io, match=f"^{file} became shorter while it was being read"):
         rbw.read_tensors(file, header, views)
 
 

@@ -11,6 +11,30 @@ from fastbrain.errors import InvalidConfig
 from fastbrain.training import config_files, resuming, rules, toml
 from fastbrain.training.settings import Settings
 
+BASE = """
+[model]
+d_model = 128
+n_layers = 3
+n_heads = 4
+n_kv_heads = 2
+head_dim = 32
+d_ff = 352
+moe_d_ff = 96
+num_experts = 4
+moe_layers = [1, 2]
+max_seq_len = 512
+[data]
+train = "corpus.txt"
+seq_len = 128
+[train]
+max_steps = 300
+global_batch_size = 16
+learning_rate = 3e-3
+warmup_steps = 30
+[save]
+interval_steps = 100
+"""
+
 # overrides of a right configuration, and what a user then has to read
 REFUSED = [
     # misspelled and misplaced
@@ -76,7 +100,7 @@ REFUSED = [
 
 
 def tiny(*overrides: str) -> Settings:
-    return config_files.load("tiny-cpu", ["data.train=corpus.txt", *overrides])
+    return Settings.from_tables(config_files.overridden(tomllib.loads(BASE), overrides))
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[each for each, _ in REFUSED])
@@ -88,18 +112,21 @@ def test_a_wrong_setting_is_refused_by_name_value_and_rule(overrides, message):
 
 def test_a_slip_is_answered_without_torch(tmp_path):
     """Nothing can have been allocated either."""
+    (tmp_path / "tiny.toml").write_text(BASE)
     script = f"""
 import sys
 from fastbrain.cli import main
 for override in {[each for each, _ in REFUSED]!r}:
     given = override.split(" ") if " train." in override else [override]
-    code = main(["train", "tiny-cpu", "--run", {str(tmp_path / "run")!r}, "data.train=x", *given])
+    code = main(["train", "tiny.toml", "--run", "run", *given])
     assert code == 2, override
 assert main(["train", "tiny-cpu"]) == 2
-assert main(["resume", {str(tmp_path / "none")!r}]) == 2
+assert main(["resume", "none"]) == 2
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == len(REFUSED) + 2

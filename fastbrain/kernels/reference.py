@@ -65,8 +65,9 @@ def expert_ffn(
     # a skipped slot's row is 0, and 0 times infinity would not be
     gates = torch.where(in_range, gates, 0)
     # a stable sort: slots of one expert keep the order of their tokens; skipped slots come last
-    order = torch.where(in_range, expert_ids, E).flatten().argsort(stable=True)
-    counts = [int((expert_ids == e).sum()) for e in range(E)]
+    experts = torch.where(in_range, expert_ids, E).flatten()
+    order = experts.argsort(stable=True)
+    counts = (experts[:, None] == torch.arange(E, device=x.device)).sum(dim=0).tolist()
     slot = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     gate_up_shadow, down_shadow = shadows or (None, None)
     rows: Tensor = _Spread.apply(x, order, slot.view_as(expert_ids))

@@ -149,7 +149,7 @@ def open_corpus(settings: Settings, folder: Path) -> Corpus:
 def _tokens_line(part: str, prepared: Prepared) -> str:
     line = f"{part}: {prepared.tokens:,} tokens"
     if prepared.documents is not None:
-        line += f" in {prepared.documents:,} documents"
+        line += f" in {prepared.documents:,} document" + "s" * (prepared.documents != 1)
     if prepared.text_bytes:
         line += f", {prepared.text_bytes / prepared.tokens:.2f} bytes of text each"
     return line

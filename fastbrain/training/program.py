@@ -100,7 +100,8 @@ def _introduce(
     console.say(f"run {run.path} on {device.name}{threads}, {train.precision}")
     console.say(f"model: {model.parameter_counts()}, vocabulary {model.config.vocab_size:,}")
     console.say(
-        f"tokens: {corpus.train.tokens():,} to train on, {corpus.held_out.tokens():,} held out"
+        f"tokens: {corpus.train.tokens():,} to train on, {corpus.held_out.tokens():,} held out "
+        "and scored"
     )
     console.say(
         f"{settings.steps:,} steps of {tokens:,} tokens ({train.global_batch_size} rows of "

@@ -45,11 +45,12 @@ class Pace:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Do something that is not training; it counts in the time left, not in the speed."""
-        before = self._clock()
+        before, paused = self._clock(), self._paused
         try:
             yield
         finally:
-            self._paused += self._clock() - before
+            # not added up: a pause may hold another
+            self._paused = paused + self._clock() - before
 
     def lap(self, step: int) -> float:
         """Steps a second since the last lap, at least one step ago, pauses left out."""

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fastbrain.kernels import reference
 
@@ -30,3 +32,24 @@ def tensor(device):
 def dtype(request):
     """The dtypes of the reference: FP64 shows that it is right, the others how exact it is."""
     return request.param
+
+
+class Recorder(TorchDispatchMode):
+    """Lists what PyTorch computes under it: operations, and the shapes of all their results."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        self.operations.append(func.overloadpacket.__name__)
+        self.shapes += [x.shape for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        return result
+
+
+@pytest.fixture
+def recorder():
+    """A context that lists the `operations` in it and the `shapes` of their results."""
+    return Recorder()

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from numerics import assert_twins, wide
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbrain.kernels import reference
 
@@ -235,52 +234,39 @@ def test_backward_runs_only_once(twin, head):
         total.backward()
 
 
-class Allocations(TorchDispatchMode):
-    """Records the shape of every result computed under it."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **kwargs or {})
-        self.shapes += [
-            r.shape for r in torch.utils._pytree.tree_leaves(result) if hasattr(r, "shape")
-        ]
-        return result
-
-    def elements(self):
-        return max(shape.numel() for shape in self.shapes)
-
-
 @pytest.mark.parametrize("max_rows", [None, 64])
-def test_the_logits_of_all_rows_never_exist(head, max_rows):
+def test_the_logits_of_all_rows_never_exist(head, recorder, max_rows):
     inputs = head(N=64, D=4, V=1000)
-    with Allocations() as seen:
+    with recorder as seen:
         total, _ = reference.linear_cross_entropy(**inputs, chunk=8, max_rows=max_rows)
         total.backward()
-    assert seen.elements() == 8 * 1000
+    assert max(shape.numel() for shape in seen.shapes) == 8 * 1000
 
 
-def test_without_gradients_the_sum_is_the_same_and_nothing_else_is_made(head):
+def products(recorder):
+    return [name for name in recorder.operations if "mm" in name]
+
+
+def test_without_gradients_the_sum_is_the_same_and_nothing_else_is_made(head, recorder):
     inputs = head(N=16, D=40, V=30)
     expected, _ = reference.linear_cross_entropy(**inputs, chunk=4)
     plain = {n: x.detach() for n, x in inputs.items()}
     for given, grad_mode in ((inputs, False), (plain, True)):
-        with torch.set_grad_enabled(grad_mode), Allocations() as seen:
+        with torch.set_grad_enabled(grad_mode), recorder as seen:
             total, _ = reference.linear_cross_entropy(**given, chunk=4)
         assert torch.equal(total, expected.detach())
         assert total > 0
         assert not total.requires_grad
-        assert (30, 40) not in seen.shapes  # a gradient of the weight
+    assert (30, 40) not in seen.shapes  # a gradient of the weight
+    assert len(products(seen)) == 2 * 4  # the logits of four chunks, twice
 
 
 @pytest.mark.parametrize("wanted", ["hidden", "weight"])
-def test_only_the_wanted_gradient_is_made(head, wanted):
+def test_only_the_wanted_gradient_is_made(head, recorder, wanted):
     inputs = head(N=16, D=40, V=30)
     inputs = {n: x if n == wanted else x.detach() for n, x in inputs.items()}
-    with Allocations() as seen:
+    with recorder as seen:
         total, _ = reference.linear_cross_entropy(**inputs)
         total.backward()
-    assert inputs[wanted].grad.count_nonzero() > 0
-    assert ((30, 40) in seen.shapes) == (wanted == "weight")
+    assert inputs[wanted].grad.any()
+    assert len(products(seen)) == 2  # the logits and that gradient

@@ -35,12 +35,12 @@ def calls(N, dtype, device):
     }
     fp32 = torch.promote_types(dtype, torch.float32)
     offsets = torch.tensor([0, N // 2, N, N], dtype=torch.int32, device=device)
-    tables = {n: torch.randn(9, 4, device=device, dtype=fp32) for n in ("cos", "sin")}
-    heads = {"q": leaf(N, 7, 4, 8), "k": leaf(N, 7, 2, 8)}
+    tables = {n: torch.randn(9, 8, device=device, dtype=fp32) for n in ("cos", "sin")}
+    heads = {"q": leaf(N, 7, 4, 16), "k": leaf(N, 7, 2, 16)}
     expert = {"x": leaf(N, 6), "w_gate_up": leaf(3, 8, 6), "w_down": leaf(3, 6, 4)}
     stream = {"x": leaf(N, 6), "weight": leaf(6, dtype=fp32), "residual": leaf(N, 6)}
     return {
-        "causal_attention": (heads | {"v": leaf(N, 7, 2, 8)}, {}),
+        "causal_attention": (heads | {"v": leaf(N, 7, 2, 16)}, {}),
         "expert_ffn": (expert | {"gates": leaf(N, 2, dtype=fp32)}, {"expert_ids": ids}),
         "grouped_matmul": ({"x": leaf(N, 6), "w": leaf(3, 4, 6)}, {"offsets": offsets}),
         "linear": ({"x": leaf(N, 6), "weight": leaf(4, 6)}, {}),

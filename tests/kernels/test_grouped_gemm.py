@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from numerics import assert_twins, wide
+from numerics import assert_accurate, assert_twins, wide
 
 from fastbrain.kernels import reference
 
@@ -223,6 +223,14 @@ def test_a_shadow_is_multiplied_and_its_master_gets_the_gradient(randn, tensor):
 
     op = partial(reference.grouped_matmul, offsets=offsets, shadow=shadow)
     assert_twins(op, definition, {"x": randn(9, 5), "w": w}, torch.bfloat16, fp32=["w"])
+
+
+def test_it_stands_in_for_the_product_of_pytorch(twin, randn, tensor):
+    x, w = (v.detach().bfloat16() for v in (randn(9, 16), randn(3, 8, 16)))
+    offsets = tensor([0, 2, 2, 9], dtype=torch.int32)
+    ours = twin.grouped_matmul(x, w, offsets)
+    theirs = torch.nn.functional.grouped_mm(x, w.mT, offs=offsets[1:])
+    assert_accurate(ours, theirs, by_group(x.double(), w.double(), offsets), torch.bfloat16)
 
 
 def test_rows_past_the_last_group_are_zero_whatever_they_hold(twin, randn, tensor):

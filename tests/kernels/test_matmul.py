@@ -44,7 +44,9 @@ def test_a_shadow_is_multiplied_and_its_master_gets_the_gradient(randn, shape):
     assert_twins(op, definition, inputs, torch.bfloat16, fp32=["weight"])
 
 
+# a CPU with BF16 instructions has no product of BF16 operands with a wider result
 @pytest.mark.usefixtures("bf16_unit")
+@pytest.mark.parametrize("bf16_unit", [False], indirect=True, ids=["emulated"])
 def test_the_gradient_of_a_master_is_not_rounded_to_bf16(twin, randn):
     x, weight = randn(50, 6).bfloat16(), randn(4, 6)
     twin.linear(x, weight, weight.detach().bfloat16()).sum().backward()
@@ -53,12 +55,14 @@ def test_the_gradient_of_a_master_is_not_rounded_to_bf16(twin, randn):
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight"])
-def test_only_the_wanted_gradient_is_computed(twin, randn, wanted):
+def test_only_the_wanted_gradient_is_computed(randn, recorder, wanted):
     inputs = {"x": randn(5, 6).detach().bfloat16(), "weight": randn(4, 6).detach()}
     inputs[wanted].requires_grad_()
-    out = twin.linear(**inputs, shadow=inputs["weight"].detach().bfloat16())
-    out.sum().backward()
-    assert {n for n, x in inputs.items() if x.grad is not None} == {wanted}
+    out = reference.linear(**inputs, shadow=inputs["weight"].detach().bfloat16())
+    with recorder as seen:
+        out.sum().backward()
+    assert inputs[wanted].grad.any()
+    assert seen.operations.count("mm") == 1
 
 
 def test_the_shadow_gets_no_gradient(twin, randn):
@@ -70,13 +74,13 @@ def test_the_shadow_gets_no_gradient(twin, randn):
 @pytest.mark.usefixtures("bf16_unit")
 @pytest.mark.parametrize("given", [False, True], ids=["returned", "given"])
 def test_a_product_is_rounded_once(device, given):
-    a, b = (torch.randn(s, device=device).bfloat16() for s in ((9, 300), (300, 7)))
+    # small whole numbers, of which every partial sum is exact in FP32 and few are in BF16
+    a, b = (torch.randint(-64, 65, s, device=device) for s in ((9, 300), (300, 7)))
+    exact = (a @ b).float().bfloat16()
     out = torch.empty(9, 7, dtype=torch.bfloat16, device=device) if given else None
-    product = matmul.product(a, b, out=out)
+    product = matmul.product(a.bfloat16(), b.bfloat16(), out=out)
     assert out is None or product is out
-    exact = a.double() @ b.double()
-    ours, best = (float((p.double() - exact).abs().max()) for p in (product, exact.bfloat16()))
-    assert ours <= 2 * best
+    assert torch.equal(product, exact)
 
 
 @pytest.mark.usefixtures("bf16_unit")

@@ -114,6 +114,13 @@ def test_the_norm_is_of_the_sum_before_it_is_rounded(twin, inputs):
     assert torch.equal(y, whole)
 
 
+def test_bf16_is_rounded_only_once(twin, inputs):
+    x, weight = (v.detach() for v in inputs(64, residual=False).values())
+    x = x.bfloat16()
+    exact, _ = twin.rms_norm(x.float(), weight, EPS)
+    assert torch.equal(twin.rms_norm(x, weight, EPS)[0], exact.bfloat16())
+
+
 def test_the_stream_passes_its_gradient_to_both_terms(twin, inputs):
     given = inputs()
     _, stream = twin.rms_norm(**given, eps=EPS)

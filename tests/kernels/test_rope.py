@@ -122,6 +122,13 @@ def test_backward_turns_back(twin, inputs, angles):
     assert_twins(gradients, lambda q, k: (q, k), plain, torch.float32)
 
 
+def test_bf16_is_rounded_only_once(twin, inputs, angles):
+    q, k = (x.detach().bfloat16() for n, x in inputs().items() if n in "qk")
+    narrow = twin.rotary(q, k, **angles)
+    for ours, exact in zip(narrow, twin.rotary(q.float(), k.float(), **angles), strict=True):
+        assert torch.equal(ours, exact.bfloat16())
+
+
 def test_position_zero_is_left_as_it_was(twin, inputs, angles):
     given = {n: x for n, x in inputs(S=1).items() if n in "qk"}
     for turned, x in zip(twin.rotary(**given, **angles), given.values(), strict=True):
