@@ -9,17 +9,18 @@ demo: .venv/base
 	$(BIN)/python examples/demo.py
 
 test: .venv/dev lint
-	$(BIN)/python -m pytest -p no:benchmark -n auto -m "not slow"
+	$(BIN)/python -m pytest -p no:benchmark -n auto --dist loadscope -m "not slow"
 	$(BIN)/python -m pytest bench --benchmark-disable
 
 test-all: .venv/dev lint
-	$(BIN)/python -m pytest -p no:benchmark -n auto
+	$(BIN)/python -m pytest -p no:benchmark -n auto --dist loadscope
 	$(BIN)/python -m pytest bench --benchmark-disable
 
 lint: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 bench: .venv/bench
 	$(BIN)/python -m bench.training_step --precision both --profile
