@@ -39,6 +39,11 @@ class Weight(nn.Module):
         self._shadow_version = master._version
         return self.shadow
 
+    @property
+    def shadow_is_fresh(self) -> bool:
+        """Whether there is a shadow, and it is what the master is now, rounded."""
+        return self.shadow is not None and self._shadow_version == self.weight._version
+
     def mark_shadow_fresh(self) -> None:
         """Says that whoever wrote the master just now wrote the shadow as well."""
         self._shadow_version = self.weight._version

@@ -10,7 +10,6 @@ import warnings
 import torch
 from torch import Tensor
 
-from fastbrain.config import float32
 from fastbrain.errors import InvalidConfig
 from fastbrain.kernels import AdamScalars, adam_step, grad_norm
 from fastbrain.layers import Weight
@@ -93,7 +92,7 @@ class OptimizerState:
             in_range("max_norm", max_norm, 0.0)
         self._warn_when_cold(optimizer)
         device = self._device()
-        clip = torch.ones((), device=device)
+        clip = torch.ones((), dtype=torch.float32, device=device)
         skip = torch.zeros((), dtype=torch.int32, device=device)
         norm = None
         if max_norm is not None:
@@ -102,8 +101,8 @@ class OptimizerState:
             finite = norm.isfinite()
             clip, skip = torch.where(finite, clip, 1.0), (~finite).to(torch.int32)
         scalars = AdamScalars(
-            lr=torch.full((), float32(optimizer.learning_rate), device=device),
-            grad_scale=torch.full((), scale, device=device),
+            lr=torch.full((), optimizer.learning_rate, dtype=torch.float32, device=device),
+            grad_scale=torch.full((), scale, dtype=torch.float32, device=device),
             clip=clip,
             step=self._step,
             skip=skip,
@@ -169,11 +168,14 @@ class OptimizerState:
         return 0.0 if spared else optimizer.weight_decay
 
     def _shadowed(self) -> dict[str, Weight]:
-        """The weights that have a shadow for the update to refresh, by parameter name."""
+        """The weights whose shadow the update is to keep in step, by parameter name.
+
+        A stale one is left to the next forward: an update that is skipped would not mend it.
+        """
         return {
             f"{name}.weight": weight
             for name, weight in self._module.named_modules()
-            if isinstance(weight, Weight) and weight.shadow is not None
+            if isinstance(weight, Weight) and weight.shadow_is_fresh
         }
 
     def _warn_when_cold(self, optimizer: Optimizer) -> None:

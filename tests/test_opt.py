@@ -8,40 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden import GOLDEN, golden_tensors
 
 from fastbrain import atomic
-from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidSnapshot, Io
 from fastbrain.formats import opt
 from fastbrain.transformer import pieces
 
-CONFIG = TransformerConfig(
-    vocab_size=5,
-    d_model=4,
-    n_layers=2,
-    n_heads=2,
-    n_kv_heads=1,
-    head_dim=2,
-    d_ff=6,
-    moe_d_ff=3,
-    num_experts=2,
-    experts_per_token=1,
-    moe_layers=(1,),
-)
-
 
 def golden_moments():
-    """Of the weights (((7i + 3t) mod 31) - 15) / 8: half of them, and their squares."""
-    for t, piece in enumerate(pieces(CONFIG)):
-        i = torch.arange(piece.rows * piece.cols)
-        weights = (((7 * i + 3 * t) % 31 - 15) / 8).reshape(piece.rows, piece.cols)
-        yield piece.name, weights / 2, weights * weights
+    """Half of the golden weights, and their squares."""
+    return [(name, weights / 2, weights * weights) for name, weights in golden_tensors()]
 
 
 def fresh(value=9.0):
     return [
         (p.name, torch.full((p.rows, p.cols), value), torch.full((p.rows, p.cols), value))
-        for p in pieces(CONFIG)
+        for p in pieces(GOLDEN)
     ]
 
 

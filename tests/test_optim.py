@@ -195,6 +195,19 @@ def test_adam_refreshes_the_shadows_it_updates():
     assert all(torch.equal(w.shadow, w.weight.detach().bfloat16()) for w in shadows)
 
 
+def test_a_skipped_update_does_not_make_a_stale_shadow_pass_for_fresh():
+    lm = model(DENSE)
+    lm.module.mixed_precision = True
+    lm.accumulate_step(batch(2, 9))
+    embedding = lm.module.embedding
+    with torch.no_grad():
+        embedding.weight.mul_(2)  # after the forward that made the shadow
+    embedding.weight.grad[0, 0] = float("nan")
+    lm.step_clipped(1.0, 1.0)
+    lm.evaluate(batch(2, 9))
+    assert torch.equal(embedding.shadow, embedding.weight.detach().bfloat16())
+
+
 def test_setting_the_counter_without_moments_warns_and_names_the_way_out():
     lm = model(DENSE)
     with pytest.warns(UserWarning, match=r"6\.6 times.*set_optimizer_step\(0\)"):

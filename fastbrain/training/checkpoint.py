@@ -89,11 +89,15 @@ def load(directory: Path, model: TransformerLm, corpus: Corpus, seed: int) -> St
     _require_same("token file", recorded["data"], corpus.fingerprint)
     moments = _moments(model)
     updates = torch.zeros((), dtype=torch.int64)
-    # both headers are compared before either file is copied
-    weights = huggingface.stored(model.weights())
-    huggingface.check_safetensors_header(directory / "optimizer.safetensors")
-    huggingface.read_tensors(directory / "model.safetensors", weights)
-    huggingface.read_tensors(directory / "optimizer.safetensors", moments | {"updates": updates})
+    files = {
+        "model.safetensors": huggingface.stored(model.weights()),
+        "optimizer.safetensors": moments | {"updates": updates},
+    }
+    # both are compared before either is copied
+    for name, views in files.items():
+        huggingface.check_fits(directory / name, views)
+    for name, views in files.items():
+        huggingface.read_tensors(directory / name, views)
     model.set_optimizer_step(int(updates))
     best = recorded["best"]
     return State(
