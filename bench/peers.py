@@ -22,7 +22,7 @@ from bench.shapes import LEARNING_RATE, MAX_NORM, TrainingShape
 
 MISSING = (
     "the peers are Hugging Face models and need transformers 5 or newer; "
-    "install them with `pip install 'fastbrain[bench]'`"
+    "install them with `pip install '.[bench]'`"
 )
 
 # batched_mm copies an expert's weights for every token routed to it

@@ -13,6 +13,7 @@ A run of weeks differs in the size of the model and of the text, and in two call
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -84,7 +85,8 @@ def demonstrate(out: Path, size: Size) -> None:
         f"\nIn {time.monotonic() - start:.0f} s the held-out loss fell from {losses[0]:.2f} to "
         f"{losses[size.steps]:.2f}, the resume was exact, and all answers are right.\n"
         f"The files are in {out}. Next, a larger model, of this text or of yours:\n\n"
-        f"  python -m fastbrain.train tiny-cpu data.train={out / 'train.jsonl'}"
+        f"  {os.path.relpath(sys.executable)} -m fastbrain.train tiny-cpu "
+        f"data.train={out / 'train.jsonl'}"
     )
 
 
