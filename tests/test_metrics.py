@@ -116,6 +116,7 @@ def test_the_picture_shows_both_curves(tmp_path):
 
 
 def test_no_picture_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(chart, "find_spec", lambda name: True)
     assert "fewer than two steps" in str(chart.draw([], tmp_path / "loss.png", ""))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(chart, "find_spec", lambda name: None)
