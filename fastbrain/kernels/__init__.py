@@ -3,7 +3,7 @@
 Each means what its function in `reference` does in plain PyTorch. `use` sends every call to one
 module with the same functions: to bisect a bad loss, or to try another implementation.
 
-Gradients have the dtype of their input, nothing is differentiable twice, equal inputs give equal
+Gradients have the dtype of their input, second derivatives are not offered, equal inputs give equal
 bits, and a wrong shape or dtype is a `ValueError`. Shape letters are in `fastbrain.config`.
 """
 
