@@ -33,6 +33,7 @@ from torch import Tensor
 from bench import breakdown, peers
 from bench.contenders import Contender, contenders, random_ids
 from bench.shapes import TOY, TRAINING, TrainingShape
+from fastbrain.kernels import has_fast_bf16
 
 # ours over the peer; the second only where the CPU multiplies BF16
 GOALS = {"fp32": {"dense": 0.97, "moe": 1.05}, "bf16": {"dense": 1.10, "moe": 1.40}}
@@ -181,7 +182,7 @@ def _final(timings: Timings, precision: str) -> tuple[Contender, Contender]:
 def _verdict(shape: TrainingShape, precision: str, ratio: float) -> str:
     if shape not in TRAINING.values():
         return "a toy shape: no goal"
-    if precision == "bf16" and not _multiplies_bf16():
+    if precision == "bf16" and not has_fast_bf16("cpu"):
         return "reported only: this CPU has no BF16 instructions"
     goal = GOALS[precision][shape.name]
     return f"goal {goal:.2f}: {'met' if ratio >= goal else 'missed'}"
@@ -195,16 +196,11 @@ def _profile(
     return breakdown.profile(contender, islice(batches, 2), shape.config.vocab_size)
 
 
-def _multiplies_bf16() -> bool:
-    found = torch.cpu.get_capabilities().items()
-    return any(value is True for name, value in found if "bf16" in name)
-
-
 def _machine() -> dict[str, str]:
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    bf16 = "with" if _multiplies_bf16() else "without"
-    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
+    bf16 = "with" if has_fast_bf16("cpu") else "without"
+    cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.processor())
     return {
         "command": "python -m bench.training_step " + " ".join(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d %H:%M"),

@@ -131,7 +131,8 @@ class TransformerConfig:
             if not 0 <= layer < self.n_layers:
                 raise InvalidConfig(
                     f"moe_layers names layer {layer}, but n_layers is {self.n_layers}: "
-                    f"indices run from 0 to {self.n_layers - 1}"
+                    f"indices run from 0 to {self.n_layers - 1}; name others, or none for a "
+                    "dense model"
                 )
         if self.moe_layers:
             _require_positive(self, "num_experts")

@@ -14,7 +14,10 @@ from fastbrain.errors import EmptyDataset, InvalidConfig, SequenceTooLong, Token
 from fastbrain.kernels import causal_attention
 from fastbrain.layers import Attend
 from fastbrain.sampler import Sampler
+from fastbrain.tokens.ids import Ids, integers
 from fastbrain.transformer import Transformer
+
+Stop = int | Ids
 
 
 class Cache:
@@ -113,14 +116,14 @@ class Decoder:
         self._logits: Tensor | None = None
         self._pending: list[int] = []
 
-    def feed(self, ids: Sequence[int]) -> None:
+    def feed(self, ids: Ids) -> None:
         """Appends ids to the sequence, after a sampled token that is still to be run."""
-        ids = [int(i) for i in ids]
-        waiting = [*self._pending, *ids]
+        fed = prompt_ids(ids, "ids")
+        waiting = [*self._pending, *fed]
         if waiting:
             self._logits = self._cache.feed([waiting])[0]
             self._pending = []
-        self._history += ids
+        self._history += fed
 
     def next(self, sampler: Sampler) -> int:
         """Samples one token and appends it.
@@ -145,15 +148,16 @@ class Decoder:
 
 def generate_with(
     module: Transformer,
-    prompt: Sequence[int],
+    prompt: Ids,
     n: int,
     sampler: Sampler,
     callback: Callable[[int], bool],
 ) -> list[int]:
     """Up to n new ids; `callback` sees each, and stops with False after it."""
-    check_room([prompt], n, module.config.max_seq_len)
+    start = prompt_ids(prompt, "prompt")
+    check_room([start], n, module.config.max_seq_len)
     decoder = Decoder(module)
-    decoder.feed(prompt)
+    decoder.feed(start)
     found: list[int] = []
     while len(found) < n:
         found.append(decoder.next(sampler))
@@ -164,13 +168,14 @@ def generate_with(
 
 def generate_batch(
     module: Transformer,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     n: int,
     sampler: Sampler,
-    stop: Sequence[int] = (),
+    stop: Stop = (),
 ) -> list[list[int]]:
     """Up to n new ids for every prompt; the sampler draws for them in order."""
-    starts = [[int(i) for i in prompt] for prompt in prompts]
+    ends = stop_ids(stop)
+    starts = [prompt_ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
     check_room(starts, n, module.config.max_seq_len)
     found: list[list[int]] = [[] for _ in starts]
     if not starts:
@@ -185,7 +190,7 @@ def generate_batch(
             token = sampler.pick(host[i], starts[i] + found[i])
             found[i].append(token)
             rows[i] = [token]
-            if token in stop:
+            if token in ends:
                 live.discard(i)
                 rows[i] = []
         if not live or left == 1:
@@ -196,6 +201,8 @@ def generate_batch(
 
 def check_room(prompts: Sequence[Sequence[int]], n: int, max_seq_len: int) -> None:
     """Refuses an empty prompt, a negative n, and more tokens than the model has positions."""
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise InvalidConfig(f"the number of new tokens must be a whole number, got {n!r}")
     if n < 0:
         raise InvalidConfig(f"the number of new tokens must be at least 0, got {n}")
     for i, prompt in enumerate(prompts):
@@ -205,6 +212,17 @@ def check_room(prompts: Sequence[Sequence[int]], n: int, max_seq_len: int) -> No
         length = len(prompt) + max(n - 1, 0)
         if length > max_seq_len:
             raise SequenceTooLong(length, max_seq_len)
+
+
+def prompt_ids(ids: Ids, what: str) -> list[int]:
+    """Ids as a list; InvalidConfig for what is not one row of integers."""
+    found: list[int] = integers(ids, what, InvalidConfig).tolist()
+    return found
+
+
+def stop_ids(stop: Stop) -> frozenset[int]:
+    """One id or several, as a set; InvalidConfig for what is no id."""
+    return frozenset(prompt_ids([stop] if isinstance(stop, int) else stop, "stop"))
 
 
 def check_ids(rows: Sequence[Sequence[int]], vocab_size: int) -> None:

@@ -18,38 +18,44 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Weight(nn.Module):
-    """A master weight and, once a narrower operand has met it, the shadow such operands use."""
+    """A master weight and, once a narrower operand has met it, the shadow such operands use.
+
+    A shadow is cast again whenever someone may have written the master since. Most writers leave
+    a trace in its version, but PyTorch's fused optimizers leave none: so after a forward that can
+    be trained from, only a shadow that fastbrain's own optimizer keeps in step is used again.
+    Writes through `.data` to such a weight are not seen.
+    """
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
         self.shadow: Tensor | None = None
-        self._shadow_version = -1
+        self._cast_at: tuple[int, int] | None = None
+        self._kept_in_step = False
 
     def operand(self, dtype: torch.dtype) -> Tensor | None:
         """The shadow to multiply by operands of this dtype; None where the master itself is."""
-        master = self.weight
-        if dtype == master.dtype:
+        if dtype == self.weight.dtype:
             return None
-        if self.shadow is None or self.shadow.device != master.device:
-            self.shadow = master.detach().to(dtype, copy=True)
-        elif self._shadow_version != master._version:
-            # something other than the optimizer's own pass wrote the master
-            self.shadow.copy_(master.detach())
-        self._shadow_version = master._version
+        if self.shadow is None or self._cast_at != self._state():
+            # a new tensor: a graph that is still to run backward may hold the old one
+            with torch.inference_mode(False):
+                self.shadow = self.weight.detach().to(dtype, copy=True)
+            self._kept_in_step = False
+        trusted = self._kept_in_step or not torch.is_grad_enabled()
+        self._cast_at = self._state() if trusted else None
         return self.shadow
 
-    @property
-    def shadow_is_fresh(self) -> bool:
-        """Whether there is a shadow, and it is what the master is now, rounded."""
-        return self.shadow is not None and self._shadow_version == self.weight._version
-
-    def mark_shadow_fresh(self) -> None:
-        """Says that whoever wrote the master just now wrote the shadow as well."""
-        self._shadow_version = self.weight._version
+    def keep_shadow_in_step(self) -> None:
+        """Says that an optimizer has just written master and shadow alike, and goes on to."""
+        self._cast_at = self._state()
+        self._kept_in_step = True
 
     def drop_shadow(self) -> None:
         self.shadow = None
+
+    def _state(self) -> tuple[int, int]:
+        return self.weight._version, self.weight.data_ptr()
 
 
 class Linear(Weight):

@@ -8,6 +8,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, Self
 
 import torch
@@ -19,7 +20,7 @@ from fastbrain.config import ParameterCounts, TransformerConfig
 from fastbrain.devices import claim_cuda, naming_remedies
 from fastbrain.errors import InvalidConfig, SequenceTooLong, TokenOutOfRange
 from fastbrain.formats import opt, rbw
-from fastbrain.generate import Decoder
+from fastbrain.generate import Decoder, Stop, stop_ids
 from fastbrain.kernels import has_fast_bf16
 from fastbrain.layers import Weight
 from fastbrain.losses import TotalLoss, batch_losses, file_losses
@@ -28,6 +29,7 @@ from fastbrain.optimizer_state import OptimizerState, warn_cold
 from fastbrain.precision import Precision
 from fastbrain.sampler import Sampler
 from fastbrain.tokens import TokenBatch, TokenFile
+from fastbrain.tokens.ids import Ids
 from fastbrain.transformer import Transformer, initialize, named_views
 
 
@@ -61,9 +63,14 @@ class TransformerLm:
     def _build(
         self, config: TransformerConfig, optimizer: Optimizer | None, mixed_precision: bool | None
     ) -> None:
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise InvalidConfig(
+                f"optimizer must be of Optimizer.adam, .sgd or .lion, got {optimizer!r}"
+            )
         self.config = config
         self.module = Transformer(config)
-        self.optimizer = optimizer or Optimizer.adam(3e-4)
+        # a value: two models that were given the same one do not share its rate
+        self.optimizer = copy(optimizer) if optimizer else Optimizer.adam(3e-4)
         self._state = OptimizerState(self.module)
         self._mixed_precision: bool | None = None
         self._quantized_file: str | None = None
@@ -72,7 +79,7 @@ class TransformerLm:
 
     @classmethod
     def builder(cls) -> Builder[Self]:
-        """Starts a model with default settings: one method per setting, then `build()`."""
+        """Starts a model: one method per setting, then `build()`."""
         return Builder(cls)
 
     def parameter_counts(self) -> ParameterCounts:
@@ -225,7 +232,7 @@ class TransformerLm:
         self._to(torch.device("cpu"))
 
     def sync_from_device(self) -> None:
-        """Waits for the device. Files and reads always see live weights, so nothing else is due."""
+        """Waits for the device; files and reads see live weights without it."""
         if self.on_device():
             torch.cuda.synchronize(self._device())
 
@@ -315,39 +322,38 @@ class TransformerLm:
 
     # generation
 
-    def generate(
-        self, prompt: Sequence[int], n: int, sampler: Sampler, stop: Sequence[int] = ()
-    ) -> list[int]:
+    def generate(self, prompt: Ids, n: int, sampler: Sampler, stop: Stop = ()) -> list[int]:
         """Continues a prompt.
 
         Args:
             prompt: at least one id.
             n: at most so many new ids.
             sampler: how each is chosen.
-            stop: ids after any of which to stop; it is included.
+            stop: an id, or several, after any of which to stop; it is included.
 
         Returns:
             The new ids alone.
 
         Raises:
-            InvalidConfig: the prompt is empty.
+            InvalidConfig: the prompt is empty, or not integers.
             SequenceTooLong: prompt and new ids exceed `max_seq_len`.
             TokenOutOfRange: a prompt id outside the vocabulary.
         """
-        return self.generate_with(prompt, n, sampler, lambda token: token not in stop)
+        ends = stop_ids(stop)
+        return self.generate_with(prompt, n, sampler, lambda token: token not in ends)
 
     def generate_with(
-        self, prompt: Sequence[int], n: int, sampler: Sampler, callback: Callable[[int], bool]
+        self, prompt: Ids, n: int, sampler: Sampler, callback: Callable[[int], bool]
     ) -> list[int]:
         """`generate`, showing each new id to `callback`, which returns False to stop after it."""
         return decoding.generate_with(self.module, prompt, n, sampler, callback)
 
     def generate_batch(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Ids],
         n: int,
         sampler: Sampler,
-        stop: Sequence[int] = (),
+        stop: Stop = (),
     ) -> list[list[int]]:
         """`generate` for several prompts at once, which may differ in length."""
         return decoding.generate_batch(self.module, prompts, n, sampler, stop)
@@ -359,6 +365,10 @@ class TransformerLm:
     # what the public calls are made of
 
     def _check(self, batch: TokenBatch) -> None:
+        if not isinstance(batch, TokenBatch):
+            raise InvalidConfig(
+                f"batch must be a TokenBatch(sequences), got {type(batch).__name__}"
+            )
         if batch.seq_len() > self.config.max_seq_len:
             raise SequenceTooLong(batch.seq_len(), self.config.max_seq_len)
         largest = batch.max_id()

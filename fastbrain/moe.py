@@ -38,7 +38,8 @@ class MixtureOfExperts(nn.Module):
         Returns:
             (N, D) in x's dtype, and the weighted auxiliary loss of this layer, 0-d FP32.
         """
-        logits = linear(x.to(self.router.dtype), self.router)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = linear(x.to(self.router.dtype), self.router)
         probabilities = logits.softmax(dim=-1)
         # a stable sort, so that the lower expert wins a tie
         ranked = probabilities.detach().sort(dim=-1, descending=True, stable=True).indices

@@ -38,8 +38,10 @@ class OptimizerState:
 
     def set_step(self, step: int) -> None:
         """Sets the counter, which bias correction reads."""
-        if step < 0:
-            raise InvalidConfig(f"the optimizer's step counter must be at least 0, got {step}")
+        if not isinstance(step, int) or not 0 <= step < 2**62:
+            raise InvalidConfig(
+                f"the optimizer's step counter must be a whole number from 0 to 2**62, got {step}"
+            )
         self._step = torch.full((), step, dtype=torch.int64, device=self._device())
         self.cold_since = step if step and not self.has_moments() else None
 
@@ -119,20 +121,20 @@ class OptimizerState:
         decays = [self._decay(optimizer, name) for name in names]
         if isinstance(optimizer, Adam):
             first, second = self.moments()
-            weights = self._shadowed()
+            weights, shadows = self._shadows()
             adam_step(
                 [p.detach() for p in params],
                 grads,
                 [first[name] for name in names],
                 [second[name] for name in names],
-                [weights[name].shadow if name in weights else none for name in names],  # type: ignore[misc]
+                [shadows.get(name, none) for name in names],
                 scalars,
                 betas=optimizer.betas,
                 eps=optimizer.eps,
                 weight_decays=decays,
             )
-            for weight in weights.values():
-                weight.mark_shadow_fresh()
+            for weight in weights:
+                weight.keep_shadow_in_step()
             return
         with torch.no_grad():
             apply = scalars.skip == 0
@@ -167,16 +169,19 @@ class OptimizerState:
         spared = not optimizer.decay_vectors and name in self._vectors
         return 0.0 if spared else optimizer.weight_decay
 
-    def _shadowed(self) -> dict[str, Weight]:
-        """The weights whose shadow the update is to keep in step, by parameter name.
+    def _shadows(self) -> tuple[list[Weight], dict[str, Tensor]]:
+        """The weights that have a shadow, and the shadows by parameter name, up to date.
 
-        A stale one is left to the next forward: an update that is skipped would not mend it.
+        An update that is skipped writes neither, so they have to agree before it.
         """
-        return {
-            f"{name}.weight": weight
-            for name, weight in self._module.named_modules()
-            if isinstance(weight, Weight) and weight.shadow_is_fresh
-        }
+        weights, shadows = [], {}
+        for name, weight in self._module.named_modules():
+            if isinstance(weight, Weight) and weight.shadow is not None:
+                shadow = weight.operand(weight.shadow.dtype)
+                assert shadow is not None
+                weights.append(weight)
+                shadows[f"{name}.weight"] = shadow
+        return weights, shadows
 
     def _warn_when_cold(self, optimizer: Optimizer) -> None:
         if self.cold_since is not None and isinstance(optimizer, Adam):

@@ -16,6 +16,9 @@ from fastbrain.stdrng import F32, StdRng
 class Sampler:
     """How the next token is chosen from its logits. Build one with `greedy` or `temperature`.
 
+    A sampler goes on with its stream of draws from one use to the next; one that is chained from
+    it starts anew.
+
     The filters apply in a fixed order whatever the order they were chained in: repetition
     penalty, top-k, temperature, top-p. One FP32 number is drawn per token, none when greedy.
     """
@@ -48,7 +51,7 @@ class Sampler:
 
     def top_k(self, k: int) -> Self:
         """Only the k highest logits stand; 0 keeps all."""
-        if k < 0:
+        if not isinstance(k, int) or k < 0:
             raise InvalidConfig(f"top_k must be at least 0, which keeps all, got {k}")
         return replace(self, _top_k=k)
 

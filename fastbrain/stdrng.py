@@ -28,6 +28,9 @@ class StdRng:
     """One generator; `seed` is an integer in [0, 2**64), InvalidConfig otherwise."""
 
     def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise InvalidConfig(f"seed is {seed!r}; it must be a whole number")
+        seed = int(seed)
         if not 0 <= seed <= _MASK64:
             raise InvalidConfig(f"seed is {seed}; it must be from 0 to 2**64 - 1")
         self._key = _key_words(int(seed))

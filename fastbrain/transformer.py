@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastbrain.config import TransformerConfig
+from fastbrain.errors import SequenceTooLong
 from fastbrain.kernels import linear, linear_cross_entropy
 from fastbrain.layers import (
     Attend,
@@ -109,7 +110,8 @@ class Transformer(nn.Module):
             segments: (B, S) int32, non-decreasing: the document of each position, when a row
                 packs several that must not see each other.
             positions: (B, S) int32, when they do not simply count from 0 in every row.
-            targets: (B, S) int64: the id that each position is to predict.
+            targets: (B, S) int64: the id that each position is to predict. One outside [0, V)
+                is an error where the mask counts it, and makes the loss NaN.
             mask: (B, S) bool: the positions that are to predict.
             valid: (B, S) bool: False on padding, which is then not routed to experts.
             max_rows: an upper bound on `mask.sum()`, known to the host.
@@ -118,6 +120,12 @@ class Transformer(nn.Module):
             Without targets, logits (B, S, V), FP32. With them: the summed loss (0-d FP32), the
             number of predictions (0-d int64) and the auxiliary loss (0-d FP32).
         """
+        if ids.dim() != 2:
+            raise ValueError(f"ids must have 2 dimensions, (B, S), got shape {tuple(ids.shape)}")
+        if positions is None and ids.shape[1] > self.config.max_seq_len:
+            raise SequenceTooLong(ids.shape[1], self.config.max_seq_len)
+        if targets is None and mask is not None:
+            raise ValueError("a mask was given without targets; pass targets=(B, S) int64 as well")
         attends = [attend_within(segments)] * len(self.blocks)
         hidden, auxiliary = self.trunk(ids, attends, positions, valid)
         if targets is None:

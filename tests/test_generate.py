@@ -62,6 +62,16 @@ def test_stop_ids_end_each_sequence_for_itself_and_are_included():
     assert lm.generate(prompts[0], 12, Sampler.greedy(), stop=(stop,)) == stopped[0]
 
 
+def test_prompts_may_be_arrays_and_stop_one_id():
+    lm = model(DENSE)
+    prompt = random_ids(4)
+    free = lm.generate(prompt.tolist(), 8, Sampler.greedy())
+    assert lm.generate(prompt, 8, Sampler.greedy()) == free
+    assert lm.generate_batch([prompt.numpy()], 8, Sampler.greedy()) == [free]
+    end = free.index(free[2]) + 1
+    assert lm.generate(prompt, 8, Sampler.greedy(), stop=free[2]) == free[:end]
+
+
 def test_a_callback_sees_each_token_and_can_stop():
     lm, seen = model(DENSE), []
 
@@ -134,6 +144,15 @@ REFUSED = {
     "token id 37 is outside": (TokenOutOfRange, lambda lm: lm.generate([37], 3, Sampler.greedy())),
     "at least 0, got -1": (InvalidConfig, lambda lm: lm.generate([1], -1, Sampler.greedy())),
     "feed the prompt first": (InvalidConfig, lambda lm: lm.decoder().next(Sampler.greedy())),
+    "prompt must be integers": (InvalidConfig, lambda lm: lm.generate([1.7], 3, Sampler.greedy())),
+    "prompt 1 must be": (
+        InvalidConfig,
+        lambda lm: lm.generate_batch([[1], "12"], 3, Sampler.greedy()),
+    ),
+    "ids must be one row": (InvalidConfig, lambda lm: lm.decoder().feed([[1, 2]])),
+    "whole number, got 1.5": (InvalidConfig, lambda lm: lm.generate([1], 1.5, Sampler.greedy())),
+    "stop must be": (InvalidConfig, lambda lm: lm.generate([1], 2, Sampler.greedy(), stop=["a"])),
+    "top_k must be at least 0.*1.5": (InvalidConfig, lambda lm: Sampler.greedy().top_k(1.5)),
     "no ids to feed": (EmptyDataset, lambda lm: Cache(lm.module, 1).feed([[]])),
     "temperature must be": (InvalidConfig, lambda lm: Sampler.temperature(float("nan"))),
     "top_k must be": (InvalidConfig, lambda lm: Sampler.greedy().top_k(-1)),

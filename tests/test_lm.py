@@ -259,6 +259,28 @@ def test_state_of_another_step_warns_and_names_both(tmp_path):
     assert again.optimizer_step() == 2
 
 
+def test_two_models_do_not_share_the_optimizer_they_were_given():
+    rule = Optimizer.adam(1e-3)
+    first, second = model(DENSE, rule), model(DENSE, rule)
+    first.set_learning_rate(5.0)
+    assert second.learning_rate() == rule.learning_rate == 1e-3
+
+
+REFUSED = {
+    "optimizer must be of Optimizer": lambda: TransformerLm(DENSE, "adam"),
+    "seed is 1.5": lambda: TransformerLm(DENSE, seed=1.5),
+    "seed is -1": lambda: TransformerLm(DENSE, seed=-1),
+    r"must be a TokenBatch\(sequences\), got list": lambda: model(DENSE).evaluate([[1, 2]]),
+    "counter must be a whole number": lambda: model(DENSE).set_optimizer_step(2**64),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_of_the_wrong_kind_is_refused_by_name(message):
+    with pytest.raises(InvalidConfig, match=message):
+        REFUSED[message]()
+
+
 def test_supervised_training_learns_the_answer_and_not_the_prompt():
     lm = model(DENSE, Optimizer.adam(1e-2))
     pairs = [([1, 2, 3], [4, 5, 0]), ([7, 8], [9, 0])]

@@ -244,3 +244,9 @@ def test_what_a_killed_writer_left_is_swept(run):
     assert newest(run) == (1, [])
     run.sweep()
     assert names(run) == ["step-00000001"]
+
+
+def test_a_run_without_its_folder_of_checkpoints_has_none(tmp_path):
+    run = RunDir(tmp_path, "0" * 32, {})
+    with pytest.raises(NoCheckpoint, match="no folder of checkpoints"):
+        run.newest(print)

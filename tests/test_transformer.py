@@ -6,7 +6,7 @@ import pytest
 import torch
 from models import DENSE, MOE, SHAPES, batch, model, random_ids
 
-from fastbrain import TransformerConfig
+from fastbrain import SequenceTooLong, TransformerConfig
 from fastbrain.transformer import Transformer, initialize, named_views, pieces
 
 UNTIED = replace(MOE, tie_embeddings=False, shared_expert=False, moe_layers=(0,))
@@ -150,6 +150,69 @@ def test_shadows_follow_whoever_writes_the_master():
     assert torch.equal(qkv.shadow, torch.ones_like(qkv.shadow))
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_shadows_follow_an_optimizer_that_leaves_no_trace(optimizer):
+    lm = model(DENSE)
+    lm.module.mixed_precision = True
+    foreign = optimizer(lm.module.parameters(), lr=0.1, fused=True)
+    qkv = lm.module.blocks[0].attention.qkv
+    for step in range(3):
+        lm.accumulate_step(batch(2, 9, seed=step))
+        assert torch.equal(qkv.shadow, qkv.weight.detach().bfloat16())
+        foreign.step()
+        foreign.zero_grad()
+    lm.evaluate(batch(2, 9))
+    assert torch.equal(qkv.shadow, qkv.weight.detach().bfloat16())
+
+
+def test_shadows_follow_weights_that_are_exchanged():
+    lm = model(DENSE)
+    lm.module.mixed_precision = True
+    lm.evaluate(batch(2, 9))
+    other = model(DENSE).module
+    with torch.no_grad():
+        other.blocks[0].attention.qkv.weight.mul_(3)
+    lm.module.load_state_dict(other.state_dict(), assign=True)
+    lm.evaluate(batch(2, 9))
+    qkv = lm.module.blocks[0].attention.qkv
+    assert torch.equal(qkv.shadow, other.blocks[0].attention.qkv.weight.detach().bfloat16())
+
+
+def test_fastbrains_own_optimizer_keeps_shadows_so_that_nothing_is_cast_again():
+    lm = model(DENSE)
+    lm.module.mixed_precision = True
+    lm.train_step_batch(batch(2, 9))
+    before = lm.module.blocks[0].attention.qkv.shadow
+    lm.accumulate_step(batch(2, 9))
+    lm.accumulate_step(batch(2, 9))
+    assert lm.module.blocks[0].attention.qkv.shadow is before
+
+
+def test_two_forwards_can_share_one_backward_in_mixed_precision():
+    module = model(MOE).module
+    module.mixed_precision = True
+    b = batch(2, 9)
+    targets, mask = b.targets()
+    sums = [module(b.ids, targets=targets, mask=mask)[0] for _ in range(2)]
+    (sums[0] + sums[1]).backward()
+    assert module.embedding.weight.grad.isfinite().all()
+
+
+def test_scoring_in_inference_mode_leaves_a_model_that_trains():
+    lm = model(MOE)
+    lm.module.mixed_precision = True
+    with torch.inference_mode():
+        lm.evaluate(batch(2, 9))
+    lm.train_step_batch(batch(2, 9))
+
+
+def test_autocast_does_not_reach_the_router():
+    lm = model(MOE)
+    exact = float(lm.evaluate(batch(2, 9)).auxiliary_loss)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert float(lm.evaluate(batch(2, 9)).auxiliary_loss) == pytest.approx(exact, rel=0.1)
+
+
 def test_a_seed_gives_the_same_weights_again_and_another_seed_others():
     first, again, other = Transformer(MOE), Transformer(MOE), Transformer(MOE)
     initialize(first, 5)
@@ -160,7 +223,13 @@ def test_a_seed_gives_the_same_weights_again_and_another_seed_others():
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
-def test_targets_without_a_mask_are_refused():
-    ids = random_ids(1, 4)
-    with pytest.raises(ValueError, match="mask"):
-        Transformer(DENSE)(ids, targets=ids)
+def test_what_the_module_cannot_use_is_refused_by_name():
+    module, ids = Transformer(DENSE), random_ids(1, 4)
+    with pytest.raises(ValueError, match="pass mask="):
+        module(ids, targets=ids)
+    with pytest.raises(ValueError, match="pass targets="):
+        module(ids, mask=ids > 3)
+    with pytest.raises(ValueError, match=r"ids must have 2 dimensions.*\(4,\)"):
+        module(ids[0])
+    with pytest.raises(SequenceTooLong, match="33 tokens"):
+        module(random_ids(1, 33))

@@ -34,7 +34,7 @@ class Faults:
         """A document that begins in this line, counted from 1, is bad for this reason."""
         found = f"{os.fspath(path)}, line {line}: {reason}"
         if self._fail:
-            raise InvalidDataset(f"{found} (on_error='skip' leaves such documents out)")
+            raise InvalidDataset(f"{found}")
         self.skipped += 1
         self._first = self._first or found
         if self._on_skip:

@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 _NO_VOCABULARY = 1 << 24
-_ENCODE = "encode it first, with `fastbrain prepare` or TokenFile.write"
+_ENCODE = "encode it first, with `fastbrain.tokens.prepare` or TokenFile.write"
 _UNPACK = "unpack it first"
 _MAGIC = {
     b"\x1f\x8b\x08": ("a gzip archive", _UNPACK),
     b"\x28\xb5\x2f\xfd": ("a zstd archive", _UNPACK),
     b"PK\x03\x04": ("a zip archive (as .npz and .pt files are)", _UNPACK),
     b"PAR1": ("a parquet table", "turn it into text or JSON lines, and prepare that"),
+    b"RBWTS001": ("the weights of a model", "load them with TransformerLm.load_bin"),
+    b"RBOPT001": ("the optimizer state of a model", "see TransformerLm.load_optimizer_state"),
     b"\x93NUMPY": ("a numpy .npy file", "load it with np.load and pass it to TokenFile.write"),
 }
 _PRINTABLE = np.zeros(256, bool)
@@ -31,6 +33,9 @@ def impostor(blocks: list[bytes]) -> tuple[str, str] | None:
     """
     head = blocks[0]
     ids = np.concatenate([np.frombuffer(b[: len(b) // 4 * 4], "<u4") for b in blocks])
+    if _is_int64(ids):
+        way_out = "write np.fromfile(path, np.int64) again with TokenFile.write"
+        return "64-bit ids, as numpy writes them", way_out
     if len(ids) == 0 or int(ids.max()) < 1 << 20:
         return None
     if int(ids.max()) >= _NO_VOCABULARY:
@@ -91,6 +96,12 @@ def _readable(text: str) -> bool:
 def _is_big_endian(ids: npt.NDArray[np.uint32]) -> bool:
     """Ids below 2**24 with their bytes turned round are multiples of 256, however large."""
     return bool(np.count_nonzero(ids) >= 4 and np.all(ids & np.uint32(0xFF) == 0))
+
+
+def _is_int64(ids: npt.NDArray[np.uint32]) -> bool:
+    """Every second number is 0, and hardly any of the others: no text alternates so."""
+    even, odd = ids[: len(ids) // 2 * 2].reshape(-1, 2).T
+    return bool(len(odd) >= 16 and not odd.any() and np.count_nonzero(even) >= 0.5 * len(even))
 
 
 def _is_u16(ids: npt.NDArray[np.uint32]) -> bool:

@@ -84,6 +84,11 @@ class TokenBatch:
         if nothing is left to predict.
         """
         found = flags.detach().cpu().numpy() if isinstance(flags, Tensor) else np.asarray(flags)
+        if found.ndim == 2 and found.shape != tuple(self.ids.shape):
+            raise InvalidConfig(
+                f"the loss mask has shape {found.shape}; this batch needs "
+                f"{tuple(self.ids.shape)}, or all flags in one row"
+            )
         if found.size != self.rows():
             raise InvalidConfig(
                 f"the loss mask has {found.size} flags; this batch of {self.batch()} sequences "

@@ -185,8 +185,8 @@ def _require_same(path: Path, known: dict[str, Any]) -> None:
         same = size == known["bytes"] and _blocks_sha256(path) == known["blocks_sha256"]
     if not same:
         raise InvalidDataset(
-            f"{path} is not the file that this run began with: it had {known['bytes']} bytes and "
-            f"has {size}, or other content; put the old one back, or begin another run"
+            f"{path} is not the file that this run began with: it had {known['bytes']} bytes "
+            f"and has {size}, or its content differs; put the old one back, or begin another run"
         )
 
 

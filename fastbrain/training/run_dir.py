@@ -121,6 +121,8 @@ class RunDir:
         Raises:
             NoCheckpoint: there are some, and all are damaged.
         """
+        if not self._checkpoints.is_dir():
+            raise NoCheckpoint(f"{self.path} has no folder of checkpoints: {self._checkpoints}")
         committed = self.checkpoints()
         for checkpoint in reversed(committed):
             reason = manifest.fault(checkpoint.path, self.run_id, checkpoint.step)

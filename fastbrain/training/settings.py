@@ -186,7 +186,7 @@ class Settings:
         if self.warmup > self.steps:
             raise InvalidConfig(
                 f"train.warmup_steps must be at most the steps of the run, which are "
-                f"{self.steps}, got {self.warmup}"
+                f"{self.steps}, got {self.warmup}; give a lower train.warmup_steps as well"
             )
         micro, rows = train.micro_batch_size, train.global_batch_size
         if isinstance(micro, int) and rows % micro:
