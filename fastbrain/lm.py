@@ -362,8 +362,6 @@ class TransformerLm:
         """A sequence to feed and extend piece by piece."""
         return Decoder(self.module)
 
-    # what the public calls are made of
-
     def _check(self, batch: TokenBatch) -> None:
         if not isinstance(batch, TokenBatch):
             raise InvalidConfig(
