@@ -168,4 +168,5 @@ def test_normal_forms_and_other_added_tokens_may_be_cut(tokenizer):
     changed = copy_of(tokenizer)
     changed.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.NFC()])
     changed.add_tokens(["York", AddedToken("York2", lstrip=True)])
+    changed.add_special_tokens([AddedToken("<| end |>", rstrip=True)])  # plain text here
     assert cuts_exactly(changed)

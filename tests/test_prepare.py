@@ -13,6 +13,7 @@ from fastbrain.errors import EmptyDataset, InvalidConfig, InvalidDataset, Io, To
 from fastbrain.tokens import TokenFile
 from fastbrain.tokens import prepare as module
 from fastbrain.tokens.prepare import prepare, texts, tokenizer_sha256, train_tokenizer
+from fastbrain.tokens.sidecar import FileState
 
 TEXTS = ["One.\r\nTwo, d\u00e9j\u00e0 vu.\n", "Three <|endoftext|> four", "\u4e2d\u6587 \U0001f600"]
 
@@ -270,6 +271,13 @@ def test_any_change_that_matters_makes_the_tokens_again(source, target, tokenize
     assert again.sha256 == sha256(target.read_bytes()).hexdigest()
     fresh = target.with_name("fresh.bin")
     assert prepare(**{**request, "target": fresh}).sha256 == again.sha256
+
+
+def test_another_size_is_enough_to_know_a_change(source, target, tokenizer, monkeypatch):
+    state = FileState.of(source, source.name)
+    add_text(source, target, {})
+    monkeypatch.setattr("fastbrain.atomic.sha256_of", None)
+    assert state.again(source) is None
 
 
 def test_a_touch_makes_nothing_again(source, target, tokenizer, passes):

@@ -2,8 +2,8 @@
 
 A tokenizer's memory grows with the text it is given, by some 250 bytes for each byte, so a long
 document is cut and its parts are encoded side by side. The cut is before a single space between
-two letters, where a byte-level BPE begins a word whatever is around it, so the ids are those of
-the whole; a tokenizer of which that is not sure gets the document in one piece.
+two letters, where a byte-level tokenizer begins a word whatever is around it, so the ids are those
+of the whole; a tokenizer of which that is not sure gets the document in one piece.
 """
 
 import json
@@ -132,8 +132,7 @@ def cuts_exactly(tokenizer: Tokenizer) -> bool:
     normalizers = [normalizer, *normalizer.get("normalizers", [])]
     added = [t for t in spec["added_tokens"] if not t["special"]]
     return (
-        model["type"] == "BPE"
-        and not model["dropout"]
+        not model.get("dropout")
         and steps[-1].get("type") == "ByteLevel"
         and all(step["type"] in _SAFE_NORMALIZERS for step in normalizers)
         # one that holds a space, or takes the space behind it, would be torn

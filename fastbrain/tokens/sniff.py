@@ -99,9 +99,13 @@ def _is_big_endian(ids: npt.NDArray[np.uint32]) -> bool:
 
 
 def _is_int64(ids: npt.NDArray[np.uint32]) -> bool:
-    """Every second number is 0, and hardly any of the others: no text alternates so."""
+    """Every second number is 0, and the others are many: no text alternates so.
+
+    A few documents of one token each, with separators of id 0 between them, do.
+    """
     even, odd = ids[: len(ids) // 2 * 2].reshape(-1, 2).T
-    return bool(len(odd) >= 16 and not odd.any() and np.count_nonzero(even) >= 0.5 * len(even))
+    many = np.count_nonzero(even) >= 0.5 * len(even) and len(np.unique(even)) >= 64
+    return bool(len(odd) >= 256 and not odd.any() and many)
 
 
 def _is_u16(ids: npt.NDArray[np.uint32]) -> bool:

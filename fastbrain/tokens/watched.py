@@ -22,7 +22,8 @@ class WatchedFile:
     Attributes:
         path: absolute, so that a change of directory does not lose it.
         size: in bytes.
-        sample: some bytes of the beginning, the middle and the end, each from a multiple of 4 on.
+        sample: some bytes of the beginning, the middle and the end, each from a multiple of 4 on,
+            and of 8 where the size is one.
     """
 
     def __init__(self, path: atomic.StrPath) -> None:
@@ -63,7 +64,7 @@ class WatchedFile:
     def _read_sample(self, fd: int) -> list[bytes]:
         last = max(self.size - _SAMPLE, 0) // 4 * 4
         with atomic.io_errors("read", self.path):
-            return [os.pread(fd, _SAMPLE, at) for at in sorted({0, last // 8 * 4, last})]
+            return [os.pread(fd, _SAMPLE, at) for at in sorted({0, last // 16 * 8, last})]
 
     def _check_unchanged(self, position: int) -> None:
         with atomic.io_errors("read", self.path):
