@@ -19,6 +19,9 @@ class Optimizer:
 
     learning_rate: float
 
+    def __post_init__(self) -> None:
+        self.check()
+
     @staticmethod
     def adam(
         learning_rate: float,
@@ -70,9 +73,6 @@ class Optimizer:
 class Sgd(Optimizer):
     """w -= rate * g."""
 
-    def __post_init__(self) -> None:
-        self.check()
-
 
 @dataclass
 class Adam(Optimizer):
@@ -82,9 +82,6 @@ class Adam(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay_vectors: bool = True
-
-    def __post_init__(self) -> None:
-        self.check()
 
     def check(self) -> None:
         super().check()
@@ -100,9 +97,6 @@ class Lion(Optimizer):
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     decay_vectors: bool = True
-
-    def __post_init__(self) -> None:
-        self.check()
 
     def check(self) -> None:
         super().check()
