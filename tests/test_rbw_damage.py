@@ -2,16 +2,22 @@
 
 import json
 import os
-import re
 import struct
-import time
-import tracemalloc
 from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from golden import GOLDEN, golden_tensors, header_length, loaded, with_config, with_header, written
+from golden import (
+    GOLDEN,
+    golden_tensors,
+    header_length,
+    loaded,
+    refused_at_once,
+    with_config,
+    with_header,
+    written,
+)
 
 from fastbrain.errors import InvalidConfig, InvalidSnapshot, Io, Serde
 from fastbrain.formats import rbw
@@ -119,7 +125,7 @@ def test_what_cannot_be_read_is_told(tmp_path):
 )
 def test_a_header_that_is_no_header_is_refused_at_once(file, text, kind, message):
     file.write_bytes(with_header(file.read_bytes(), text))
-    refused_at_once(file, kind, message)
+    refused_at_once(rbw.read_header, file, kind, message)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +167,7 @@ def test_a_header_that_is_no_header_is_refused_at_once(file, text, kind, message
 )
 def test_a_hostile_configuration_is_refused_at_once(file, changes, kind, message):
     file.write_bytes(with_config(file.read_bytes(), **changes))
-    refused_at_once(file, kind, message)
+    refused_at_once(rbw.read_header, file, kind, message)
 
 
 def test_a_million_tensors_need_their_bytes_before_a_list_of_them(file):
@@ -170,7 +176,10 @@ def test_a_million_tensors_need_their_bytes_before_a_list_of_them(file):
     struct.pack_into("<Q", data, 16 + header_length(data), 2 + 9 * 10**8)
     file.write_bytes(data)
     refused_at_once(
-        file, Io, f"but needs at least {24 + header_length(data) + 16 * (2 + 9 * 10**8)};"
+        rbw.read_header,
+        file,
+        Io,
+        f"but needs at least {24 + header_length(data) + 16 * (2 + 9 * 10**8)};",
     )
 
 
@@ -179,7 +188,9 @@ def test_a_length_that_wraps_around_is_refused(file):
     for length in (2**63, 2**64 - 1, 2**40):
         struct.pack_into("<Q", data, 8, length)
         file.write_bytes(data)
-        refused_at_once(file, InvalidSnapshot, f"says that its header has {length} bytes, more")
+        refused_at_once(
+            rbw.read_header, file, InvalidSnapshot, f"says that its header has {length} bytes, more"
+        )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +208,7 @@ def test_the_other_keys_are_checked(file, key, value, message):
     data = file.read_bytes()
     found = json.loads(data[16 : 16 + header_length(data)]) | {key: value}
     file.write_bytes(with_header(data, json.dumps(found).encode()))
-    refused_at_once(file, Serde, f"in its header, {message}")
+    refused_at_once(rbw.read_header, file, Serde, f"in its header, {message}")
 
 
 def test_random_damage_never_escapes_as_another_error(tmp_path, file):
@@ -211,21 +222,3 @@ def test_random_damage_never_escapes_as_another_error(tmp_path, file):
         path.write_bytes(data)
         with suppress(InvalidSnapshot, InvalidConfig, Io, Serde):
             loaded(path)
-
-
-def refused_at_once(path, kind, message):
-    started = time.process_time()
-    with pytest.raises(kind, match=re.escape(message)) as caught:
-        rbw.read_header(path)
-    assert time.process_time() - started < 1
-    assert str(caught.value).startswith(str(path))
-    assert type(caught.value) is kind
-    assert str(caught.value).isascii()
-    tracemalloc.start()  # which makes it several times slower
-    try:
-        with pytest.raises(kind):
-            rbw.read_header(path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 50e6
