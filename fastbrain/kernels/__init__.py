@@ -1,7 +1,8 @@
 """The hot operations. Everything above this package imports from here and no deeper.
 
-Each means what its function in `reference` does in plain PyTorch. `use` sends every call to one
-module with the same functions: to bisect a bad loss, or to try another implementation.
+Each has two twins: `reference` says what it means in plain PyTorch, `fused` does it in Triton. A
+tensor on a CUDA device of capability 8.0 or newer goes to `fused` and any other to `reference`,
+unless `use` says otherwise.
 
 Gradients have the dtype of their input, second derivatives are not offered, equal inputs give equal
 bits, and a wrong shape or dtype is a `ValueError`. Shape letters are in `fastbrain.config`.
@@ -9,6 +10,7 @@ bits, and a wrong shape or dtype is a `ValueError`. Shape letters are in `fastbr
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -16,13 +18,20 @@ from torch import Tensor
 
 from fastbrain.kernels import contracts, reference
 from fastbrain.kernels.contracts import AdamScalars
-from fastbrain.kernels.devices import has_fast_bf16
+from fastbrain.kernels.devices import has_fast_bf16, runs_kernels
+
+fused: ModuleType
+if find_spec("triton"):
+    from fastbrain.kernels import fused
+else:  # there is no Triton wheel for this platform
+    fused = reference
 
 __all__ = [
     "AdamScalars",
     "adam_step",
     "causal_attention",
     "expert_ffn",
+    "fused",
     "grad_norm",
     "grouped_matmul",
     "has_fast_bf16",
@@ -36,12 +45,15 @@ __all__ = [
     "use",
 ]
 
-_chosen: ModuleType = reference
+_chosen: ModuleType | None = None
 
 
 @contextmanager
 def use(twin: ModuleType) -> Iterator[None]:
-    """Send every call inside the block to the functions of `twin`."""
+    """Send every call inside the block to one twin, `reference` or `fused`.
+
+    It serves to bisect a bad loss, or to run the kernels in Triton's interpreter on a CPU.
+    """
     global _chosen
     before, _chosen = _chosen, twin
     try:
@@ -70,7 +82,7 @@ def causal_attention(
         ValueError: shapes disagree, G does not divide H, or K is odd.
     """
     contracts.causal_attention(q, k, v, segments)
-    return _chosen.causal_attention(q, k, v, scale, segments)
+    return _twin(q).causal_attention(q, k, v, scale, segments)
 
 
 def expert_ffn(
@@ -99,7 +111,7 @@ def expert_ffn(
         (N, D) in x's dtype; a row with no expert is exactly 0.
     """
     contracts.expert_ffn(x, w_gate_up, w_down, expert_ids, gates, shadows)
-    return _chosen.expert_ffn(x, w_gate_up, w_down, expert_ids, gates, shadows)
+    return _twin(x).expert_ffn(x, w_gate_up, w_down, expert_ids, gates, shadows)
 
 
 def grouped_matmul(x: Tensor, w: Tensor, offsets: Tensor, shadow: Tensor | None = None) -> Tensor:
@@ -116,7 +128,7 @@ def grouped_matmul(x: Tensor, w: Tensor, offsets: Tensor, shadow: Tensor | None 
         (M, O) in x's dtype; rows from offsets[E] on are 0 and get no gradient.
     """
     contracts.grouped_matmul(x, w, offsets, shadow)
-    return _chosen.grouped_matmul(x, w, offsets, shadow)
+    return _twin(x).grouped_matmul(x, w, offsets, shadow)
 
 
 def linear(x: Tensor, weight: Tensor, shadow: Tensor | None = None) -> Tensor:
@@ -134,7 +146,7 @@ def linear(x: Tensor, weight: Tensor, shadow: Tensor | None = None) -> Tensor:
         (..., O) in x's dtype.
     """
     contracts.linear(x, weight, shadow)
-    return _chosen.linear(x, weight, shadow)
+    return _twin(x).linear(x, weight, shadow)
 
 
 def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +165,7 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple
         count: 0-d int64.
     """
     contracts.masked_cross_entropy(logits, targets, mask)
-    return _chosen.masked_cross_entropy(logits, targets, mask)
+    return _twin(logits).masked_cross_entropy(logits, targets, mask)
 
 
 def linear_cross_entropy(
@@ -185,7 +197,9 @@ def linear_cross_entropy(
         count: 0-d int64.
     """
     contracts.linear_cross_entropy(hidden, weight, targets, mask, chunk, max_rows, shadow)
-    return _chosen.linear_cross_entropy(hidden, weight, targets, mask, chunk, max_rows, shadow)
+    return _twin(hidden).linear_cross_entropy(
+        hidden, weight, targets, mask, chunk, max_rows, shadow
+    )
 
 
 def adam_step(
@@ -221,7 +235,7 @@ def adam_step(
         weight_decays: one rate per parameter.
     """
     contracts.adam_step(params, grads, exp_avgs, exp_avg_sqs, shadows, scalars, weight_decays)
-    _chosen.adam_step(
+    _twin(scalars.lr).adam_step(
         params,
         grads,
         exp_avgs,
@@ -237,7 +251,7 @@ def adam_step(
 def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     """The L2 norm over all gradients together: 0-d FP32. Infinities and NaN pass through."""
     contracts.grad_norm(grads)
-    return _chosen.grad_norm(grads)
+    return _twin(*grads[:1]).grad_norm(grads)
 
 
 def rms_norm(
@@ -263,7 +277,7 @@ def rms_norm(
         new_residual: h in residual's dtype; x itself without a residual.
     """
     contracts.rms_norm(x, weight, residual, dtype)
-    return _chosen.rms_norm(x, weight, eps, residual, dtype)
+    return _twin(x).rms_norm(x, weight, eps, residual, dtype)
 
 
 def rotary(
@@ -294,10 +308,17 @@ def rotary(
         ValueError: K is odd, or offset + S exceeds max_seq_len.
     """
     contracts.rotary(q, k, cos, sin, offset, positions)
-    return _chosen.rotary(q, k, cos, sin, offset, positions)
+    return _twin(q).rotary(q, k, cos, sin, offset, positions)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(first half) * second half: (..., 2F) to (..., F), in the input's dtype."""
     contracts.swiglu(gate_up)
-    return _chosen.swiglu(gate_up)
+    return _twin(gate_up).swiglu(gate_up)
+
+
+def _twin(*first: Tensor) -> ModuleType:
+    """The implementation for calls whose first tensor this is."""
+    if _chosen is not None:
+        return _chosen
+    return fused if any(runs_kernels(x.device) for x in first) else reference

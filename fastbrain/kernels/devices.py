@@ -5,6 +5,16 @@ from functools import cache
 import torch
 
 
+def runs_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: CUDA devices that multiply BF16 in hardware."""
+    return device.type == "cuda" and _capability(device.index or 0) >= (8, 0)
+
+
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
 @cache
 def has_fast_bf16(device_type: str) -> bool:
     """Whether BF16 matrix products are faster than FP32 ones on this kind of device.

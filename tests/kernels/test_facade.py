@@ -143,7 +143,9 @@ def test_a_second_derivative_is_refused(name, device):
     leaves, given = calls(6, torch.float32, device)[name]
     total = sum(out.square().sum() for out in outputs_of(name, leaves, given))
     first = torch.autograd.grad(total, list(leaves.values()), create_graph=True)
-    with pytest.raises(RuntimeError, match=r"differentiate twice|not implemented"):
+    with pytest.raises(
+        RuntimeError, match=r"differentiate twice|not implemented|no autograd formula"
+    ):
         sum(g.square().sum() for g in first).backward()
 
 
@@ -169,6 +171,9 @@ def test_every_argument_reaches_the_chosen_implementation(operation, monkeypatch
 
     monkeypatch.setattr(contracts, operation, lambda *args: None)
     marks = {name: object() for name in signature.parameters}
+    # the two that choose by a tensor inside of an argument
+    marks |= {"scalars": scalars()} if operation == "adam_step" else {}
+    marks |= {"grads": []} if operation == "grad_norm" else {}
     with kernels.use(SimpleNamespace(**{operation: recorder})):
         result = getattr(kernels, operation)(**marks)
     assert seen == [marks]
