@@ -5,11 +5,14 @@ auxiliary losses follow Shazeer et al., 2017 (arXiv 1701.06538), Fedus et al., 2
 (arXiv 2101.03961) and Zoph et al., 2022 (arXiv 2202.08906).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fastbrain.config import TransformerConfig
-from fastbrain.kernels import expert_ffn, linear
+from fastbrain.kernels import expert_ffn
 from fastbrain.layers import FeedForward, Weight
 
 
@@ -39,7 +42,7 @@ class MixtureOfExperts(nn.Module):
             (N, D) in x's dtype, and the weighted auxiliary loss of this layer, 0-d FP32.
         """
         with torch.autocast(x.device.type, enabled=False):
-            logits = linear(x.to(self.router.dtype), self.router)
+            logits: Tensor = _Logits.apply(x, self.router)  # type: ignore[no-untyped-call]
         probabilities = logits.softmax(dim=-1)
         # a stable sort, so that the lower expert wins a tie
         ranked = probabilities.detach().sort(dim=-1, descending=True, stable=True).indices
@@ -87,3 +90,18 @@ class MixtureOfExperts(nn.Module):
         balance = E * (share * (probabilities.sum(dim=0) / count)).sum()
         z = square.sum() / count
         return self.aux_loss_weight * balance + self.router_z_loss_weight * z
+
+
+class _Logits(torch.autograd.Function):
+    """x @ router.T in the router's FP32, saving x as it is: widened, it would be twice as much."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, router: Tensor) -> Tensor:
+        ctx.save_for_backward(x, router)
+        return x.to(router.dtype) @ router.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor, Tensor]:
+        x, router = ctx.saved_tensors
+        return (dlogits @ router).to(x.dtype), dlogits.T @ x.to(router.dtype)
