@@ -1,12 +1,16 @@
 """Optimizers as plain values that say how to update.
 
 A value is read afresh at each step, so changing its rate, or the whole optimizer, in the middle of
-a run is legal. What its updates need to remember is in `fastbrain.optimizer_state`.
+a run is legal. What its updates need to remember is in `fastbrain.optimizer_state`. `FusedAdam` is
+something else: a `torch.optim.Optimizer`, for modules that fastbrain knows nothing of.
 """
 
 from dataclasses import dataclass
 
 from fastbrain.errors import InvalidConfig
+from fastbrain.fused_adam import FusedAdam
+
+__all__ = ["Adam", "FusedAdam", "Lion", "Optimizer", "Sgd", "in_range"]
 
 
 @dataclass

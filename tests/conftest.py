@@ -9,6 +9,9 @@ if not torch.cuda.is_available():
     # Triton reads this when a kernel is decorated, so before any test imports one
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# without a workspace of its own cuBLAS sums in any order; it reads this at its first product
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 # the tests' tensors are too small to share, and threads that wait for each other take far longer
 torch.set_num_threads(1)
 

@@ -1,8 +1,8 @@
 """The hot operations. Everything above this package imports from here and no deeper.
 
 Each has two twins: `reference` says what it means in plain PyTorch, `fused` does it in Triton. A
-tensor on a CUDA device of capability 8.0 or newer goes to `fused` and any other to `reference`,
-unless `use` says otherwise.
+tensor on a CUDA device of capability 8.0 or newer goes to `fused` and any other to `reference`, as
+does an attention head width that the kernels are not made for, unless `use` says otherwise.
 
 Gradients have the dtype of their input, second derivatives are not offered, equal inputs give equal
 bits, and a wrong shape or dtype is a `ValueError`. Shape letters are in `fastbrain.config`.
@@ -19,6 +19,7 @@ from torch import Tensor
 from fastbrain.kernels import contracts, reference
 from fastbrain.kernels.contracts import AdamScalars
 from fastbrain.kernels.devices import has_fast_bf16, runs_kernels
+from fastbrain.kernels.tiles import HEAD_WIDTHS
 
 fused: ModuleType
 if find_spec("triton"):
@@ -82,7 +83,8 @@ def causal_attention(
         ValueError: shapes disagree, G does not divide H, or K is odd.
     """
     contracts.causal_attention(q, k, v, segments)
-    return _twin(q).causal_attention(q, k, v, scale, segments)
+    twin = _chosen or (_twin(q) if q.shape[3] in HEAD_WIDTHS else reference)
+    return twin.causal_attention(q, k, v, scale, segments)
 
 
 def expert_ffn(

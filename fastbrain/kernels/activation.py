@@ -2,8 +2,9 @@
 
     y = silu(g) u;  dg = dy u sigma(g) (1 + g (1 - sigma(g)));  du = dy silu(g)
 
-A program owns one block of one row's hidden columns; only the input is saved, and backward computes
-silu again. Shapes: N rows, F hidden columns; gate_up (N, 2F). All arithmetic is FP32.
+A program owns a block of hidden columns, of as many rows as keep its threads busy; only the input
+is saved, and backward computes silu again. Shapes: N rows, F hidden columns; gate_up (N, 2F). All
+arithmetic is FP32.
 """
 
 import math
@@ -19,11 +20,11 @@ from fastbrain.kernels.launch import family_of, launch
 
 
 @triton.jit(do_not_specialize=["N"])
-def _fwd_kernel(gate_up_ptr, y_ptr, N, F, stride, BLOCK: tl.constexpr):
+def _fwd_kernel(gate_up_ptr, y_ptr, N, F, stride, ROWS: tl.constexpr, BLOCK_F: tl.constexpr):
     # rows times stride pass 2**31 elements at 64k tokens of a 32k hidden width
-    n = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = f < F
+    n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
+    inside = (n < N) & (f < F)
     gate = tl.load(gate_up_ptr + n * stride + f, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + n * stride + F + f, mask=inside, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
@@ -31,10 +32,12 @@ def _fwd_kernel(gate_up_ptr, y_ptr, N, F, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["N"])
-def _bwd_kernel(gate_up_ptr, dy_ptr, dgate_up_ptr, N, F, stride, BLOCK: tl.constexpr):
-    n = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = f < F
+def _bwd_kernel(
+    gate_up_ptr, dy_ptr, dgate_up_ptr, N, F, stride, ROWS: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
+    inside = (n < N) & (f < F)
     gate = tl.load(gate_up_ptr + n * stride + f, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + n * stride + F + f, mask=inside, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + n * F + f, mask=inside, other=0.0).to(tl.float32)
@@ -50,8 +53,8 @@ def _forward(gate_up: Tensor) -> Tensor:
     N, width = gate_up.shape
     F = width // 2
     y = gate_up.new_empty(N, F)
-    tile = tiles.swiglu(family_of(gate_up))
-    grid = (N, triton.cdiv(F, tile["BLOCK"]))
+    tile = tiles.swiglu(family_of(gate_up), F)
+    grid = (triton.cdiv(N, tile["ROWS"]), triton.cdiv(F, tile["BLOCK_F"]))
     launch(_fwd_kernel, grid, gate_up, y, N, F, gate_up.stride(0), **tile)
     return y
 
@@ -60,8 +63,8 @@ def _backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     N, width = gate_up.shape
     F = width // 2
     dgate_up = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
-    tile = tiles.swiglu(family_of(gate_up))
-    grid = (N, triton.cdiv(F, tile["BLOCK"]))
+    tile = tiles.swiglu(family_of(gate_up), F)
+    grid = (triton.cdiv(N, tile["ROWS"]), triton.cdiv(F, tile["BLOCK_F"]))
     launch(_bwd_kernel, grid, gate_up, dy, dgate_up, N, F, gate_up.stride(0), **tile)
     return dgate_up
 

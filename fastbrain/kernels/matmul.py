@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from fastbrain.kernels.devices import has_fast_bf16
@@ -46,12 +47,20 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
 
 
-def weight_grad(dout: Tensor, x: Tensor, total: Tensor) -> None:
-    """Adds dout.T @ x to `total`, which may be wider than the operands."""
+def weight_grad(dout: Tensor, x: Tensor, total: Tensor, fresh: bool = False) -> None:
+    """Adds dout.T @ x to `total`, which may be wider than the operands; `fresh` overwrites it."""
+    kept = 0 if fresh else 1
     if dout.dtype == total.dtype:
-        total.addmm_(dout.T, x)
+        total.addmm_(dout.T, x, beta=kept)
+    elif total.is_cuda and not isinstance(total, FakeTensor):
+        # one pass over the total; PyTorch before 2.13 cannot trace this form of the product
+        torch.addmm(total, dout.T, x, out_dtype=total.dtype, beta=kept, out=total)
     else:
-        total += _wide_product(dout, x, total.dtype)
+        added = _wide_product(dout, x, total.dtype)
+        if fresh:
+            total.copy_(added)
+        else:
+            total += added
 
 
 class _ShadowLinear(torch.autograd.Function):

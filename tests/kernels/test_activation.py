@@ -3,8 +3,10 @@
 import pytest
 import torch
 from numerics import assert_twins, wide
+from torch.library import opcheck
 
-from fastbrain.kernels import reference
+from fastbrain import kernels
+from fastbrain.kernels import activation, fused, reference
 
 
 def by_half(gate_up):
@@ -14,18 +16,26 @@ def by_half(gate_up):
     return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
 
 
+# widths below, at and above a block of 1024 columns, rows likewise, where a program has 16 of them
 SHAPES = {
     "row": (6,),
     "matrix": (7, 10),
     "one-column": (5, 2),
-    "wide": (2, 2050),
+    "one-row": (1, 128),
+    "rows-15": (15, 128),
+    "rows-16": (16, 128),
+    "rows-17": (17, 128),
+    "columns-1023": (2, 2046),
+    "columns-1024": (2, 2048),
+    "columns-1025": (2, 2050),
+    "widest": (1, 22016),
     "batch": (2, 3, 8),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_first_half_gates_the_second(randn, shape, dtype):
-    assert_twins(reference.swiglu, by_half, {"gate_up": randn(*shape)}, dtype)
+def test_the_first_half_gates_the_second(twin, randn, shape, dtype):
+    assert_twins(twin.swiglu, by_half, {"gate_up": randn(*shape)}, dtype)
 
 
 def test_gradients_are_the_slopes(randn):
@@ -64,3 +74,37 @@ def test_columns_may_lie_apart(twin, device):
     theirs.sum().backward()
     assert torch.equal(ours, theirs)
     assert torch.equal(wider.grad[:, 3:13], copy.grad)
+
+
+def test_equal_gradients_come_of_equal_calls(twin, randn):
+    gate_up = randn(9, 70)
+    seen = [torch.autograd.grad(twin.swiglu(gate_up).square().sum(), gate_up) for _ in range(5)]
+    assert all(torch.equal(again[0], seen[0][0]) for again in seen)
+
+
+def test_backward_keeps_the_input_alone(randn):
+    gate_up = randn(4, 8)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        fused.swiglu(gate_up)
+    assert [x.data_ptr() for x in kept] == [gate_up.data_ptr()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operators_keep_the_rules_of_pytorch(randn, dtype):
+    gate_up = randn(5, 8).detach().to(dtype).requires_grad_()
+    opcheck(activation._fwd, (gate_up,))
+    opcheck(activation._bwd, (gate_up.detach(), gate_up.detach()[:, :4].contiguous()))
+
+
+def test_compiling_changes_nothing(randn):
+    gate_up = randn(5, 8)
+
+    def step(op):
+        y = op(gate_up)
+        return y, *torch.autograd.grad(y.square().sum(), gate_up)
+
+    with kernels.use(fused):
+        compiled = torch.compile(kernels.swiglu, fullgraph=True, backend="aot_eager")
+        for ours, theirs in zip(step(compiled), step(kernels.swiglu), strict=True):
+            assert torch.equal(ours, theirs)

@@ -34,6 +34,24 @@ def by_group(x, w, offsets):
 
 
 @pytest.fixture
+def pair(twin):
+    """An operation, and what it is held to: the reference to a definition, kernels to it."""
+    definitions = {"expert_ffn": by_slot, "grouped_matmul": by_group}
+
+    def make(name, **given):
+        meaning = definitions[name] if twin is reference else getattr(reference, name)
+        return partial(getattr(twin, name), **given), partial(meaning, **given)
+
+    return make
+
+
+@pytest.fixture
+def widest(twin):
+    """The dtype in which an implementation comes closest to its definition."""
+    return torch.float64 if twin is reference else torch.float32
+
+
+@pytest.fixture
 def experts(randn):
     """Inputs of expert_ffn with gradients, for these ids."""
 
@@ -64,18 +82,25 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
-def test_tokens_sum_their_experts_by_gate(experts, tensor, route, dtype):
+def test_tokens_sum_their_experts_by_gate(pair, experts, tensor, route, widest):
     ids = tensor(route)
-    op, definition = (partial(f, expert_ids=ids) for f in (reference.expert_ffn, by_slot))
-    assert_twins(op, definition, experts(ids), dtype, fp32=["gates"])
+    assert_twins(*pair("expert_ffn", expert_ids=ids), experts(ids), widest, fp32=["gates"])
 
 
-def test_many_tokens_sum_their_experts_by_gate(experts, device, dtype):
-    # experts with 1 row, a block of 64 and one more, and none
-    ids = torch.tensor([2] + [0] * 64 + [3] * 65, device=device)
-    ids = ids[torch.randperm(130, device=device)].view(65, 2)
-    op, definition = (partial(f, expert_ids=ids) for f in (reference.expert_ffn, by_slot))
-    assert_twins(op, definition, experts(ids), dtype, fp32=["gates"])
+def test_many_tokens_sum_their_experts_by_gate(pair, experts, device, dtype):
+    # experts with 1 row, with one short of a block of 64, a block and one more, and with none
+    ids = torch.tensor([0] + [1] * 63 + [2] * 64 + [3] * 65 + [-1], device=device)
+    ids = ids[torch.randperm(194, device=device)].view(97, 2)
+    inputs = experts(ids, E=5)
+    assert_twins(*pair("expert_ffn", expert_ids=ids), inputs, dtype, fp32=["gates"])
+
+
+# a whole block in every direction, and several with the last cut short
+@pytest.mark.parametrize("shape", [(128, 128), (136, 72)], ids=["D128-F128", "D136-F72"])
+def test_wide_experts_sum_by_gate(pair, experts, device, dtype, shape):
+    ids = torch.randint(-1, 3, (20, 2), device=device)
+    inputs = experts(ids, 2, *shape)
+    assert_twins(*pair("expert_ffn", expert_ids=ids), inputs, dtype, fp32=["gates"])
 
 
 def test_slopes_are_the_gradients_of_expert_ffn(experts, tensor):
@@ -89,13 +114,16 @@ def test_slopes_are_the_gradients_of_expert_ffn(experts, tensor):
     assert torch.autograd.gradcheck(op, inputs)
 
 
-def test_shadows_are_multiplied_and_masters_get_the_gradient(experts, tensor):
+def test_shadows_are_multiplied_and_masters_get_the_gradient(twin, experts, tensor):
     ids = tensor([[0, 3], [1, -1], [3, 1]])
     inputs = experts(ids)
     # unlike the masters, so that it shows which of the two was used
     shadows = tuple((3 * inputs[n].detach()).bfloat16() for n in ("w_gate_up", "w_down"))
 
     def definition(x, w_gate_up, w_down, gates):
+        if twin is not reference:
+            wide_shadows = tuple(shadow.to(x.dtype) for shadow in shadows)
+            return reference.expert_ffn(x, w_gate_up, w_down, ids, gates, wide_shadows)
         gate_up, down = (
             master + (shadow.to(master.dtype) - master).detach()
             for master, shadow in zip((w_gate_up, w_down), shadows, strict=True)
@@ -103,7 +131,7 @@ def test_shadows_are_multiplied_and_masters_get_the_gradient(experts, tensor):
         return by_slot(x, gate_up, down, ids, gates)
 
     def op(x, w_gate_up, w_down, gates):
-        return reference.expert_ffn(x, w_gate_up, w_down, ids, gates, shadows)
+        return twin.expert_ffn(x, w_gate_up, w_down, ids, gates, shadows)
 
     masters = ["w_gate_up", "w_down", "gates"]
     assert_twins(op, definition, inputs, torch.bfloat16, fp32=masters)
@@ -155,18 +183,17 @@ def test_a_repeated_choice_counts_twice(twin, experts, tensor):
 
     def once(x, w_gate_up, w_down, gates):
         total = gates.sum(1, keepdim=True)
-        return twin.expert_ffn(x, w_gate_up, w_down, tensor([[1], [0]]), total)
+        return reference.expert_ffn(x, w_gate_up, w_down, tensor([[1], [0]]), total)
 
     assert_twins(op, once, experts(tensor([[1, 1], [0, 0]])), torch.float32)
 
 
-def test_a_gate_of_zero_still_has_its_gradient(twin, experts, tensor):
+def test_a_gate_of_zero_still_has_its_gradient(twin, pair, experts, tensor):
     ids = tensor([[0, 3], [2, 1]])
     inputs = experts(ids)
     with torch.no_grad():
         inputs["gates"][:, 1] = 0
-    op, definition = (partial(f, expert_ids=ids) for f in (twin.expert_ffn, by_slot))
-    assert_twins(op, definition, inputs, torch.float32)
+    assert_twins(*pair("expert_ffn", expert_ids=ids), inputs, torch.float32)
     twin.expert_ffn(**inputs, expert_ids=ids).sum().backward()
     assert inputs["gates"].grad.all()
 
@@ -179,8 +206,8 @@ def test_permuted_tokens_give_permuted_rows(twin, experts, device):
         y = twin.expert_ffn(x[order], w_gate_up, w_down, ids[order], gates[order])
         return y[order.argsort()]
 
-    op = partial(twin.expert_ffn, expert_ids=ids)
-    assert_twins(permuted, op, experts(ids), torch.float32)
+    definition = partial(reference.expert_ffn, expert_ids=ids)
+    assert_twins(permuted, definition, experts(ids), torch.float32)
 
 
 def test_ids_may_have_either_width(twin, experts, tensor):
@@ -201,10 +228,16 @@ OFFSETS = {
 
 
 @pytest.mark.parametrize("bounds", OFFSETS.values(), ids=OFFSETS)
-def test_rows_meet_the_weight_of_their_group(randn, tensor, bounds, dtype):
-    offsets = tensor(bounds, dtype=torch.int32)
-    op, definition = (partial(f, offsets=offsets) for f in (reference.grouped_matmul, by_group))
-    assert_twins(op, definition, {"x": randn(9, 5), "w": randn(3, 7, 5)}, dtype)
+def test_rows_meet_the_weight_of_their_group(pair, randn, tensor, bounds, widest):
+    op, definition = pair("grouped_matmul", offsets=tensor(bounds, dtype=torch.int32))
+    assert_twins(op, definition, {"x": randn(9, 5), "w": randn(3, 7, 5)}, widest)
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (136, 72)], ids=["D128-O128", "D72-O136"])
+def test_many_rows_meet_the_weight_of_their_group(pair, randn, tensor, dtype, shape):
+    # groups of 64 rows and of one more, an empty one, and rows left over
+    op, definition = pair("grouped_matmul", offsets=tensor([0, 64, 64, 129], dtype=torch.int32))
+    assert_twins(op, definition, {"x": randn(140, shape[1]), "w": randn(3, *shape)}, dtype)
 
 
 def test_slopes_are_the_gradients_of_grouped_matmul(randn, tensor):
@@ -213,15 +246,17 @@ def test_slopes_are_the_gradients_of_grouped_matmul(randn, tensor):
     assert torch.autograd.gradcheck(lambda x, w: reference.grouped_matmul(x, w, offsets), (x, w))
 
 
-def test_a_shadow_is_multiplied_and_its_master_gets_the_gradient(randn, tensor):
+def test_a_shadow_is_multiplied_and_its_master_gets_the_gradient(twin, randn, tensor):
     offsets = tensor([0, 2, 2, 7], dtype=torch.int32)
     w = randn(3, 7, 5)
     shadow = (3 * w.detach()).bfloat16()
 
     def definition(x, w):
+        if twin is not reference:
+            return reference.grouped_matmul(x, w, offsets, shadow.to(x.dtype))
         return by_group(x, w + (shadow.to(w.dtype) - w).detach(), offsets)
 
-    op = partial(reference.grouped_matmul, offsets=offsets, shadow=shadow)
+    op = partial(twin.grouped_matmul, offsets=offsets, shadow=shadow)
     assert_twins(op, definition, {"x": randn(9, 5), "w": w}, torch.bfloat16, fp32=["w"])
 
 

@@ -92,3 +92,13 @@ def test_weight_gradients_add_up_in_fp32(device, operands):
     for _ in range(3):
         matmul.weight_grad(dout, x.to(operands), total)
     assert torch.equal(total, torch.full_like(total, 1030.0))
+
+
+@pytest.mark.usefixtures("bf16_unit")
+@pytest.mark.parametrize("operands", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_fresh_weight_gradient_overwrites_what_was_there(device, operands, rows):
+    total = torch.full((4, 6), float("nan"), device=device)
+    dout, x = torch.ones(rows, 4, device=device), torch.ones(rows, 6, device=device)
+    matmul.weight_grad(dout.to(operands), x.to(operands), total, fresh=True)
+    assert torch.equal(total, torch.full_like(total, float(rows)))

@@ -41,12 +41,13 @@ def mutants_of(stem: str) -> list[Mutant]:
     return [Mutant(**(defaults | entry)) for entry in table["mutant"]]
 
 
-def mutants():
-    for stem in KERNEL_FILES:
-        for mutant in mutants_of(stem):
-            yield pytest.param(
-                mutant, id=f"{stem}-{re.sub(r'[^a-z0-9]+', '-', mutant.breaks.lower())}"
-            )
+def name_of(mutant: Mutant) -> str:
+    return f"{mutant.file}-" + re.sub(r"[^a-z0-9]+", "-", mutant.breaks.lower())
+
+
+every_mutant = pytest.mark.parametrize(
+    "mutant", [m for stem in KERNEL_FILES for m in mutants_of(stem)], ids=name_of
+)
 
 
 def kernel_files() -> list[str]:
@@ -61,7 +62,7 @@ def test_every_kernel_file_has_mutants(stem):
     assert len(aimed_here) >= 4
 
 
-@pytest.mark.parametrize("mutant", mutants())
+@every_mutant
 def test_a_mutant_changes_one_place(mutant):
     source = (PACKAGE / "kernels" / f"{mutant.file}.py").read_text()
     assert source.count(mutant.old) == 1
@@ -70,7 +71,7 @@ def test_a_mutant_changes_one_place(mutant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", mutants())
+@every_mutant
 def test_a_mutant_is_caught(mutant, tmp_path):
     copy = tmp_path / "fastbrain"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -83,7 +84,8 @@ def test_a_mutant_is_caught(mutant, tmp_path):
             str(TESTS / mutant.tests),
         ],
         env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        cwd=TESTS.parent.parent,
+        # away from the repository, whose own package would come before the copy
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,

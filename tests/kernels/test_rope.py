@@ -5,10 +5,12 @@ from functools import partial
 import pytest
 import torch
 from numerics import assert_twins, wide
+from torch.library import opcheck
 
-from fastbrain.kernels import reference
+from fastbrain import kernels
+from fastbrain.kernels import fused, reference, rope
 
-MAX = 12
+MAX = 32
 
 
 def by_pair(q, k, cos, sin, offset=0, positions=None):
@@ -49,20 +51,28 @@ def angles(device):
     return {"cos": turns.cos(), "sin": turns.sin()}
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 4, 2, 6), (1, 1, 1, 1, 2), (1, 12, 3, 3, 8)], ids=str)
-def test_pairs_turn_with_their_position(inputs, shape, dtype):
-    assert_twins(reference.rotary, by_pair, inputs(*shape), dtype, fp32=["cos", "sin"])
+# rows, heads of tokens, below, at and above a block of 32 and in several of them, a block that
+# starts within a token and one that spans sequences; widths that are no power of two; the widest
+SHAPES = [
+    (2, 5, 4, 2, 6), (1, 1, 1, 1, 2), (1, 12, 3, 3, 8), (1, 1, 31, 1, 64), (1, 1, 32, 1, 64),
+    (1, 1, 33, 1, 64), (3, 3, 13, 5, 64), (2, 1, 2, 1, 96), (1, 1, 2, 1, 256),
+]  # fmt: skip
 
 
-def test_the_offset_is_the_place_of_the_first_token(inputs, dtype):
-    op, definition = (partial(f, offset=7) for f in (reference.rotary, by_pair))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pairs_turn_with_their_position(twin, inputs, shape, dtype):
+    assert_twins(twin.rotary, by_pair, inputs(*shape), dtype, fp32=["cos", "sin"])
+
+
+def test_the_offset_is_the_place_of_the_first_token(twin, inputs, dtype):
+    op, definition = (partial(f, offset=7) for f in (twin.rotary, by_pair))
     assert_twins(op, definition, inputs(), dtype, fp32=["cos", "sin"])
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
-def test_positions_place_every_token(inputs, tensor, kind, dtype):
+def test_positions_place_every_token(twin, inputs, tensor, kind, dtype):
     positions = tensor([[0, 1, 2, 0, 1], [11, 0, 5, 5, 3]], dtype=kind)
-    op, definition = (partial(f, positions=positions) for f in (reference.rotary, by_pair))
+    op, definition = (partial(f, positions=positions) for f in (twin.rotary, by_pair))
     assert_twins(op, definition, inputs(), dtype, fp32=["cos", "sin"])
 
 
@@ -74,7 +84,7 @@ def test_gradients_are_the_slopes(inputs):
 
 @pytest.mark.parametrize("offset", [1, 4, 7])
 def test_an_offset_gives_that_slice_of_a_longer_call(twin, inputs, offset):
-    given = inputs(S=MAX)
+    given = inputs(S=12)
     whole = twin.rotary(**given)
     for name in "qk":
         given[name] = given[name][:, offset : offset + 5]
@@ -161,3 +171,57 @@ def test_views_of_one_projection_equal_copies(twin, inputs, device):
         torch.autograd.backward(outs, incoming)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert torch.equal(fused.grad[:, :, 1:7], torch.cat([c.grad for c in copies], dim=2))
+
+
+def test_the_last_offset_is_in_the_table_and_the_next_is_refused(twin, inputs):
+    given = inputs()
+    with kernels.use(twin):
+        last, _ = kernels.rotary(**given, offset=MAX - 5)
+        with pytest.raises(ValueError, match="offset"):
+            kernels.rotary(**given, offset=MAX - 4)
+    positions = torch.arange(MAX - 5, MAX, device=last.device).expand(2, 5)
+    assert torch.equal(last, twin.rotary(**given, positions=positions)[0])
+
+
+def test_equal_gradients_come_of_equal_calls(twin, inputs):
+    given = inputs(2, 9, 3, 1, 16)
+    seen = []
+    for _ in range(5):
+        outputs = twin.rotary(**given)
+        incoming = [torch.ones_like(out) for out in outputs]
+        seen.append(torch.autograd.grad(outputs, [given["q"], given["k"]], incoming))
+    for again in seen:
+        assert all(torch.equal(a, b) for a, b in zip(again, seen[0], strict=True))
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_backward_keeps_the_tables_alone(inputs, tensor, placed):
+    given = inputs()
+    positions = tensor([[0, 1, 2, 0, 1]] * 2, dtype=torch.int32) if placed else None
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        fused.rotary(**given, positions=positions)
+    wanted = [given["cos"], given["sin"], *([positions] if placed else [])]
+    assert [x.data_ptr() for x in kept] == [x.data_ptr() for x in wanted]
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_the_operators_keep_the_rules_of_pytorch(inputs, tensor, placed):
+    given = inputs()
+    positions = tensor([[0, 1, 2, 0, 1]] * 2, dtype=torch.int32) if placed else None
+    opcheck(rope._fwd, (*given.values(), positions, 3))
+    opcheck(rope._bwd, (*(x.detach() for x in given.values()), positions, 3))
+
+
+def test_compiling_changes_nothing(inputs):
+    given = inputs()
+
+    def step(op):
+        outputs = op(**given, offset=2)
+        total = sum(out.square().sum() for out in outputs)
+        return [*outputs, *torch.autograd.grad(total, [given["q"], given["k"]])]
+
+    with kernels.use(fused):
+        compiled = torch.compile(kernels.rotary, fullgraph=True, backend="aot_eager")
+        for ours, theirs in zip(step(compiled), step(kernels.rotary), strict=True):
+            assert torch.equal(ours, theirs)

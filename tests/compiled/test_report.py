@@ -1,0 +1,142 @@
+"""The kernels' machine code, compiled for cards that need not be here.
+
+Compiling takes a process without TRITON_INTERPRET, so the report runs in one of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(cache, *arguments, **environment):
+    """The report as a user starts it, from an empty cache."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", "fastbrain.kernels.report", *arguments],
+        env=kept | {"TRITON_CACHE_DIR": str(cache)} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def read(cache, *arguments):
+    done = run(cache, "--json", *arguments)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    # the compilers' time is that of the machine, which may be slow
+    own = [line for line in found["failed"] if "compilation on" not in line]
+    return own, found["families"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("home")
+    return read(
+        cache,
+        "--arch=sm_86",
+        "--operations=causal_attention,expert_ffn",
+        "--shapes=chapter,dense",
+        "--dtypes=bf16",
+        "--jobs=1",
+    )
+
+
+def test_attention_and_experts_pass_every_gate(home):
+    failed, _ = home
+    assert not failed
+
+
+def test_the_table_has_every_kernel_of_them(home):
+    _, families = home
+    kernels = {row["kernel"] for row in families["sm_86"]["rows"]}
+    assert kernels >= {
+        "attention.fwd",
+        "attention.bwd_dq",
+        "attention.bwd_dkv",
+        "experts.hidden",
+        "experts.hidden_grad",
+        "grouped_gemm.rows",
+        "grouped_gemm.weights",
+    }
+
+
+def test_products_are_counted_and_timed(home):
+    _, families = home
+    for row in families["sm_86"]["rows"]:
+        if row["products"]:
+            found, expected = row["products"].split("/")
+            assert found == expected != "0"
+            # nothing is faster than the tensor cores
+            assert float(row["simulated ms"]) > float(row["tensor ms"]) > 0
+
+
+def test_simulated_times_are_gates(home):
+    _, families = home
+    names = [gate["name"] for gate in families["sm_86"]["gates"]]
+    assert sum("ms" in name for name in names) == 3
+    assert sum("x one expert" in name for name in names) >= 8
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("attention")
+    return read(cache, "--operations=causal_attention", "--shapes=dense", "--jobs=1")
+
+
+@pytest.mark.slow
+def test_attention_passes_every_gate_in_both_dtypes_on_both_cards(attention):
+    failed, families = attention
+    assert not failed
+    assert [len(families[family]["rows"]) for family in ("sm_86", "sm_90")] == [6, 6]
+
+
+@pytest.mark.slow
+def test_fp32_products_stay_off_the_tensor_cores(attention):
+    _, families = attention
+    for family in families.values():
+        fp32 = [row["products"] for row in family["rows"] if row["dtype"] == "fp32"]
+        assert fp32 == ["0/0"] * 3
+
+
+@pytest.mark.slow
+def test_the_other_card_gets_its_own_products(attention):
+    _, families = attention
+    for row in families["sm_90"]["rows"]:
+        if row["dtype"] == "bf16":
+            (gate,) = (g for g in row["gates"] if "closed form" in g["name"])
+            assert "HGMMA" in gate["found"]
+
+
+def test_the_interpreter_is_refused(tmp_path):
+    done = run(tmp_path, TRITON_INTERPRET="1")
+    assert done.returncode == 2
+    assert "TRITON_INTERPRET is set" in done.stderr
+
+
+def test_an_unknown_card_is_refused(tmp_path):
+    done = run(tmp_path, "--arch=sm_75")
+    assert done.returncode == 2
+    assert "must be among sm_86, sm_90, got sm_75" in done.stderr
+
+
+@pytest.mark.slow
+def test_every_kernel_passes_every_gate(tmp_path):
+    failed, families = read(tmp_path)
+    assert not failed
+    assert set(families) == {"sm_86", "sm_90"}
+    operations = {row["operation"] for row in families["sm_86"]["rows"]}
+    assert operations == {
+        "adam_step",
+        "causal_attention",
+        "expert_ffn",
+        "grad_norm",
+        "grouped_matmul",
+        "linear_cross_entropy",
+        "masked_cross_entropy",
+        "rms_norm",
+        "rotary",
+        "swiglu",
+    }
