@@ -8,6 +8,7 @@ order, and says which part of which parameter each of them is.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -241,8 +242,9 @@ def initialize(module: Transformer, seed: int) -> None:
                 continue
             bound = _EMBEDDING_BOUND
             if piece.name != "model.embed_tokens.weight":
-                # in FP32 throughout, as the crate computes it
-                bound = float((torch.tensor(2.0) / torch.tensor(float(piece.cols))).sqrt())
+                # in FP32 throughout, as the crate computes it; PyTorch's root is off by a unit in the
+                # last place on some processors
+                bound = float(np.sqrt(np.float32(2) / np.float32(piece.cols)))
             draws = rng.uniform(piece.rows * piece.cols, -bound, bound)
             view.copy_(torch.from_numpy(draws).view_as(view))
 

@@ -273,7 +273,7 @@ def sum_by_token(y: Tensor, rows: Tensor, gates: Tensor | None) -> Tensor:
     """Each token's sum of its rows of y, weighted by gates if given."""
     (N, k), D = rows.shape, y.shape[1]
     out = y.new_empty(N, D)
-    tile = tiles.sum_by_token(family_of(y), D)
+    tile = tiles.sum_by_token(family_of(y), D, y.element_size())
     flags = {"CHOICES": k, "WEIGHTED": gates is not None}
     grid = (N, triton.cdiv(D, tile["BLOCK"]))
     launch(_tokens_kernel, grid, y, rows, gates, out, D, **flags, **tile)

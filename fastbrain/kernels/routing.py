@@ -91,8 +91,8 @@ def _place_kernel(
         j = first + tl.arange(0, BLOCK_PEERS)
         peer = block * BLOCK + j
         peers = tl.load(ids_ptr + peer, mask=peer < num_slots, other=-1)
-        earlier = (peers[None, :] == ids[:, None]) & (j[None, :] < i[:, None])
-        rank += tl.sum(earlier.to(tl.int32), 1)
+        earlier = (peers[:, None] == ids[None, :]) & (j[:, None] < i[None, :])
+        rank += tl.sum(earlier.to(tl.int32), 0)
     routed = (ids >= 0) & (ids < E)
     base = tl.load(bases_ptr + ids * num_blocks + block, mask=routed, other=0)
     row = tl.where(routed, base + rank, -1)

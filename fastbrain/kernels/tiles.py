@@ -179,7 +179,7 @@ def _attention(rows: dict[str, _Attention], family: str, K: int, itemsize: int) 
 
 def routing_count(family: str) -> Tile:
     """Slots of a block, which `routing_place` shares, by experts counted at a time."""
-    return {"BLOCK": 256, "BLOCK_E": 16, "num_warps": 4}
+    return {"BLOCK": 128, "BLOCK_E": 16, "num_warps": 4}
 
 
 def routing_scan(family: str) -> Tile:
@@ -189,7 +189,7 @@ def routing_scan(family: str) -> Tile:
 
 def routing_place(family: str) -> Tile:
     """Slots of a block by peers they are compared with at a time."""
-    return {"BLOCK": 256, "BLOCK_PEERS": 16, "num_warps": 4}
+    return {"BLOCK": 128, "BLOCK_PEERS": 8, "num_warps": 4}
 
 
 def routing_map(family: str, E: int, itemsize: int) -> Tile:
@@ -226,9 +226,10 @@ def gates_grad(family: str) -> Tile:
     return {"BLOCK": 128, "num_warps": 4}
 
 
-def sum_by_token(family: str, D: int) -> Tile:
-    """Columns of one token's row."""
-    return {"BLOCK": min(1024, max(128, _power(D))), "num_warps": 4}
+def sum_by_token(family: str, D: int, itemsize: int) -> Tile:
+    """Columns of one token's row: 16 bytes or more a thread."""
+    block = min(1024, max(256, _power(D)))
+    return {"BLOCK": block, "num_warps": min(4, block * itemsize // 512)}
 
 
 # family, bytes of an element: columns, depth, warps, stages

@@ -89,9 +89,9 @@ def test_no_rows_give_no_rows_and_no_gradient(name, device, dtype):
 
 
 def test_equal_calls_give_equal_bits(name, device, dtype):
-    leaves, given = calls(20, dtype, device)[name]
+    leaves, given = calls(8, dtype, device)[name]
     seen = []
-    for _ in range(5):
+    for _ in range(40 if device.type == "cuda" else 3):
         outputs = outputs_of(name, leaves, given)
         incoming = [torch.ones_like(out) for out in outputs]
         seen.append(bits(*outputs, *torch.autograd.grad(outputs, leaves.values(), incoming)))

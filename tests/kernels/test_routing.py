@@ -21,13 +21,13 @@ def drawn(N, k, low, high):
 
 
 ROUTES = {
-    # a block is 256 slots
+    # a block is 128 slots
     "no-token": (drawn(0, 2, 0, 3), 3),
     "one-token": (drawn(1, 1, 2, 3), 3),
-    "one-short-of-a-block": (drawn(255, 1, -1, 4), 3),
-    "a-block": (drawn(128, 2, -1, 4), 3),
-    "one-more": (drawn(257, 1, -1, 4), 3),
-    # 256 experts in 5 blocks are more counts than are added up at a time
+    "one-short-of-a-block": (drawn(127, 1, -1, 4), 3),
+    "a-block": (drawn(64, 2, -1, 4), 3),
+    "one-more": (drawn(129, 1, -1, 4), 3),
+    # 256 experts in 9 blocks are more counts than are added up at a time
     "many-blocks-many-experts": (drawn(70, 16, -2, 258), 256),
     "one-expert-takes-all": (drawn(150, 2, 1, 2), 3),
     "all-skipped": (drawn(20, 2, 3, 5), 3),
