@@ -242,8 +242,8 @@ def initialize(module: Transformer, seed: int) -> None:
                 continue
             bound = _EMBEDDING_BOUND
             if piece.name != "model.embed_tokens.weight":
-                # in FP32 throughout, as the crate computes it; PyTorch's root is off by a unit in the
-                # last place on some processors
+                # in FP32 throughout, as the crate computes it; the last bit of PyTorch's root
+                # depends on the processor
                 bound = float(np.sqrt(np.float32(2) / np.float32(piece.cols)))
             draws = rng.uniform(piece.rows * piece.cols, -bound, bound)
             view.copy_(torch.from_numpy(draws).view_as(view))

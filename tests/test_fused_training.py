@@ -77,7 +77,7 @@ def losses_of(twin, mixed_precision, steps=10):
     with kernels.use(twin):
         for step in range(steps):
             lm.zero_grad()
-            found.append(lm.accumulate_step(batch(2, 24, seed=step % 3)).total())
+            found.append(lm.accumulate_step(batch(2, 16, seed=step % 3)).total())
             lm.step_clipped(1.0, 1.0)
     return torch.stack(found).tolist()
 

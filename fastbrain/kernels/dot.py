@@ -1,8 +1,8 @@
 """Matrix product and rounding, the two things that Triton's interpreter gets wrong in BF16.
 
 It multiplies the raw bits of BF16 operands, and it cuts FP32 off to BF16 instead of rounding. Every
-kernel therefore multiplies by `dot` and narrows by `narrow`, which compile to the plain instructions
-and, interpreted, give what a card gives.
+kernel therefore multiplies by `dot` and narrows by `narrow`, which compile to the plain
+instructions and, interpreted, give what a card gives.
 """
 
 import triton

@@ -2,8 +2,8 @@
 
 An operation's Python body allocates its results and launches its kernels. On tensors without data
 (meta and fake ones) the launches do nothing, so the same body tells shapes and dtypes to
-`torch.compile`. Under `recorded` it also tells which specialisations of which kernels a shape needs:
-so the report knows what to compile.
+`torch.compile`. Under `recorded` it also tells which specialisations of which kernels a shape
+needs: so the report knows what to compile.
 """
 
 from collections.abc import Iterator

@@ -58,7 +58,8 @@ class Row(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{name_of(self.case.launch)} {_dtype(self.case)} {self.case.shape}"
+        kernel = name_of(self.case.launch)
+        return f"{self.family} {kernel} {_dtype(self.case)} {self.case.shape}"
 
 
 class Report(NamedTuple):
@@ -70,13 +71,9 @@ class Report(NamedTuple):
 
     @property
     def failed(self) -> list[str]:
-        own = [(row.title, gate) for row in self.rows for gate in row.gates]
-        everything = [*own, *(("", gate) for gate in self.gates)]
-        return [
-            f"{self.family} {title}: {gate.name}, found {gate.found}".replace(" :", ":")
-            for title, gate in everything
-            if not gate.passed
-        ]
+        found = [(row.title, gate) for row in self.rows for gate in row.gates]
+        found += [(self.family, gate) for gate in self.gates]
+        return [f"{title}: {g.name}, found {g.found}" for title, g in found if not g.passed]
 
 
 def report(families: Iterable[str], choice: Choice, jobs: int) -> list[Report]:

@@ -9,6 +9,10 @@ import subprocess
 import sys
 
 import pytest
+import triton
+
+from fastbrain.kernels import report
+from fastbrain.kernels.gates import Gate
 
 
 def run(cache, *arguments, **environment):
@@ -108,6 +112,18 @@ def test_the_other_card_gets_its_own_products(attention):
         if row["dtype"] == "bf16":
             (gate,) = (g for g in row["gates"] if "closed form" in g["name"])
             assert "HGMMA" in gate["found"]
+
+
+def test_a_failed_gate_is_named_and_gives_status_1(monkeypatch, capsys):
+    spilled = report.Report("sm_86", [], [Gate("no spills", False, "8 bytes")])
+    passed = report.Report("sm_90", [], [Gate("no spills", True, "0 bytes")])
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(report, "report", lambda *_: [spilled, passed])
+    assert report.main([]) == 1
+    assert capsys.readouterr().err == "FAILED sm_86: no spills, found 8 bytes\n"
+    monkeypatch.setattr(report, "report", lambda *_: [passed])
+    assert report.main([]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_the_interpreter_is_refused(tmp_path):
