@@ -10,6 +10,8 @@ Shapes: N rows, V columns; logits (N, V), targets (N), mask (N). All arithmetic 
 passes are also those of `chunked_head`.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -93,12 +95,12 @@ def _bwd_kernel(
 
 
 def in_vectors(V: int, stride: int) -> tuple[int, int, int]:
-    """V and a row stride counted in vectors, and the elements of a vector.
+    """V and a row stride counted in vectors, and the elements of a vector, at most 8.
 
     The kernel multiplies them again, which shows the compiler that rows start and end on vectors:
-    so it reads and writes 128 bits at a time.
+    so it reads and writes them whole, 128 bits at a time.
     """
-    vector = 8 if V % 8 == stride % 8 == 0 else 1
+    vector = math.gcd(8, V, stride)
     return V // vector, stride // vector, vector
 
 

@@ -143,7 +143,7 @@ def _weights(
     """dy^T x of every group; of the two, `gathered` has rows of tokens, the other sorted rows."""
     E, C, D = offsets.shape[0] - 1, dy.shape[1], x.shape[1]
     dw = x.new_empty(E, C, D, dtype=dtype)
-    tile = tiles.group_weights(family_of(x), x.element_size())
+    tile = tiles.group_weights(family_of(x), x.element_size(), gathers=routing is not None)
     flags = {
         "CHOICES": routing.rows.shape[1] if routing else 1,
         "GATHER_DY": gathered is dy,

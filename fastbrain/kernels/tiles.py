@@ -214,10 +214,13 @@ def group_rows(family: str, itemsize: int) -> Tile:
     return _group(_GROUP_ROWS, "BLOCK_C", family, itemsize)
 
 
-def group_weights(family: str, itemsize: int) -> Tile:
+def group_weights(family: str, itemsize: int, gathers: bool) -> Tile:
     """Output columns by input columns of a weight by rows of one product."""
     home = _GROUP_WEIGHTS["sm_86", itemsize]
     c, d, m, warps, stages = _GROUP_WEIGHTS.get((family, itemsize), home)
+    if not gathers and family != "sm_90" and itemsize == 2:
+        # with Triton 3.9 the larger tile leaves room for one CTA
+        c, d, m, warps, stages = 64, 128, 32, 4, 2
     return {"BLOCK_C": c, "BLOCK_D": d, "BLOCK_M": m, "num_warps": warps, "num_stages": stages}
 
 
