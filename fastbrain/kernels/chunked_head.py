@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fastbrain.kernels import tiles
-from fastbrain.kernels.cross_entropy import in_vectors, row_gradient, row_loss
+from fastbrain.kernels.cross_entropy import row_gradient, row_loss
 from fastbrain.kernels.launch import family_of, launch
 from fastbrain.kernels.matmul import product, weight_grad
+
+VECTOR = 8  # elements: 16 bytes of BF16
 
 
 @triton.jit(do_not_specialize=["N", "M"])
@@ -46,21 +48,22 @@ def _gather_kernel(x_ptr, table_ptr, out_ptr, D, stride, BLOCK: tl.constexpr):
     tl.store(out_ptr + i * D + d, x, mask=d < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V"])
 def _row_kernel(
-    logits_ptr, targets_ptr, source_ptr, losses_ptr,
-    columns, stride, GRADIENT: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, targets_ptr, source_ptr, losses_ptr, V, stride,
+    GRADIENT: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     n = tl.load(source_ptr + i).to(tl.int64)
     on = n >= 0
     target = tl.load(targets_ptr + n, mask=on, other=-1)
-    row_ptr = logits_ptr + i * stride * VECTOR
-    V = columns * VECTOR
-    loss, peak, log_sum = row_loss(row_ptr, on, target, V, BLOCK)
+    # the factor shows the compiler that rows start and end on vectors
+    width = stride * VECTOR
+    row_ptr = logits_ptr + i * width
+    loss, peak, log_sum = row_loss(row_ptr, on, target, V, width, BLOCK)
     tl.store(losses_ptr + i, loss)
     if GRADIENT:
-        row_gradient(row_ptr, row_ptr, on, target, 1.0, peak, log_sum, V, BLOCK)
+        row_gradient(row_ptr, row_ptr, on, target, 1.0, peak, log_sum, V, width, BLOCK)
 
 
 def _forward(
@@ -84,7 +87,8 @@ def _forward(
         source, place = _pack(mask, min(N, max_rows))
     M = source.shape[0]
     losses = hidden.new_empty(M, dtype=torch.float32)
-    logits = operand.new_empty(min(M, chunk), V)
+    # whole vectors in memory, for the row kernel and for cuBLAS, which slows down without
+    logits = operand.new_empty(min(M, chunk), triton.cdiv(V, VECTOR) * VECTOR)[:, :V]
     drows = hidden.new_empty((M, D) if for_hidden else 0)
     dweight = operand.new_empty(operand.shape if for_weight else 0, dtype=torch.float32)
     # of no rows one empty chunk remains, which sets the weight's gradient to 0
@@ -129,11 +133,10 @@ def _loss_to_gradient(
     logits: Tensor, targets: Tensor, source: Tensor, losses: Tensor, gradient: bool
 ) -> None:
     rows, V = logits.shape
-    columns, stride, vector = in_vectors(V, logits.stride(0))
     tile = tiles.linear_cross_entropy(family_of(logits))
     launch(
-        _row_kernel, (rows,), logits, targets, source, losses,
-        columns, stride, GRADIENT=gradient, VECTOR=vector, **tile,
+        _row_kernel, (rows,), logits, targets, source, losses, V, logits.stride(0) // VECTOR,
+        GRADIENT=gradient, VECTOR=VECTOR, **tile,
     )  # fmt: skip
 
 

@@ -241,7 +241,9 @@ def _squares(call: Call) -> Work:
 
 def _rows_of_logits(call: Call) -> Work:
     """CTAs that pass over a row of logits once, or twice and write it."""
-    columns, size = call.columns * call.VECTOR, call.logits_ptr.element_size()
+    # rows of a chunk's logits fill their stride
+    columns = call.values.get("columns", call.stride) * call.VECTOR
+    size = call.logits_ptr.element_size()
     gradient = call.values.get("GRADIENT", False)
     passes = 2 if gradient else 1
     # a row is in no cache any more when it is read again: as many rows as CTAs are under way

@@ -28,19 +28,21 @@ FLOOR = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
-def row_loss(row_ptr, on, target, V, BLOCK: tl.constexpr):
+def row_loss(row_ptr, on, target, V, width, BLOCK: tl.constexpr):
     """(loss, peak, log2 of the sum above the peak) of a row; 0 where `on` is false.
 
-    Peak and sum stay apart: added up, large logits would swallow the sum's digits.
+    Of the row's `width` columns in memory the first V are logits. Peak and sum stay apart: added
+    up, large logits would swallow the sum's digits.
     """
     # a target outside the vocabulary reads NaN instead of memory
     readable = on & (target >= 0) & (target < V)
     at_target = tl.load(row_ptr + target, mask=readable, other=float("nan")).to(tl.float32)
     peaks = tl.full((BLOCK,), FLOOR, tl.float32)
     sums = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, tl.where(on, V, 0), BLOCK):
+    for first in range(0, tl.where(on, width, 0), BLOCK):
         v = first + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + v, mask=v < V, other=-float("inf")).to(tl.float32)
+        x = tl.load(row_ptr + v, mask=v < width, other=0.0).to(tl.float32)
+        x = tl.where(v < V, x, -float("inf"))
         higher = tl.maximum(peaks, x)
         sums = sums * tl.exp2((peaks - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
         peaks = higher
@@ -50,15 +52,20 @@ def row_loss(row_ptr, on, target, V, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def row_gradient(row_ptr, drow_ptr, on, target, dloss, peak, log_sum, V, BLOCK: tl.constexpr):
-    """Writes dloss (softmax - onehot), 0 where `on` is false; drow may be the row itself."""
+def row_gradient(
+    row_ptr, drow_ptr, on, target, dloss, peak, log_sum, V, width, BLOCK: tl.constexpr
+):
+    """Writes dloss (softmax - onehot), 0 where `on` is false; drow may be the row itself.
+
+    What it leaves in columns from V on means nothing.
+    """
     dloss = tl.where((target >= 0) & (target < V), dloss, float("nan"))
-    for first in range(0, V, BLOCK):
+    for first in range(0, width, BLOCK):
         v = first + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + v, mask=(v < V) & on, other=0.0).to(tl.float32)
+        x = tl.load(row_ptr + v, mask=(v < width) & on, other=0.0).to(tl.float32)
         p = tl.exp2((x - peak) * LOG2E - log_sum)
         dx = tl.where(on, tl.where(v == target, p - 1, p) * dloss, 0.0)
-        tl.store(drow_ptr + v, narrow(dx, drow_ptr.dtype.element_ty), mask=v < V)
+        tl.store(drow_ptr + v, narrow(dx, drow_ptr.dtype.element_ty), mask=v < width)
 
 
 @triton.jit
@@ -71,7 +78,8 @@ def _fwd_kernel(
     on = tl.load(mask_ptr + n)
     target = tl.load(targets_ptr + n)
     row_ptr = logits_ptr + n * stride * VECTOR
-    loss, peak, log_sum = row_loss(row_ptr, on, target, columns * VECTOR, BLOCK)
+    V = columns * VECTOR
+    loss, peak, log_sum = row_loss(row_ptr, on, target, V, V, BLOCK)
     tl.store(losses_ptr + n, loss)
     tl.store(peaks_ptr + n, peak)
     tl.store(log_sums_ptr + n, log_sum)
@@ -91,10 +99,10 @@ def _bwd_kernel(
     V = columns * VECTOR
     row_ptr = logits_ptr + n * stride * VECTOR
     drow_ptr = dlogits_ptr + n * V
-    row_gradient(row_ptr, drow_ptr, on, target, dloss, peak, log_sum, V, BLOCK)
+    row_gradient(row_ptr, drow_ptr, on, target, dloss, peak, log_sum, V, V, BLOCK)
 
 
-def in_vectors(V: int, stride: int) -> tuple[int, int, int]:
+def _in_vectors(V: int, stride: int) -> tuple[int, int, int]:
     """V and a row stride counted in vectors, and the elements of a vector, at most 8.
 
     The kernel multiplies them again, which shows the compiler that rows start and end on vectors:
@@ -107,7 +115,7 @@ def in_vectors(V: int, stride: int) -> tuple[int, int, int]:
 def _forward(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     N, V = logits.shape
     losses, peaks, log_sums = (logits.new_empty(N, dtype=torch.float32) for _ in range(3))
-    columns, stride, vector = in_vectors(V, logits.stride(0))
+    columns, stride, vector = _in_vectors(V, logits.stride(0))
     tile = tiles.masked_cross_entropy(family_of(logits))
     launch(
         _fwd_kernel, (N,), logits, targets, mask, losses, peaks, log_sums,
@@ -121,7 +129,7 @@ def _backward(
 ) -> Tensor:
     N, V = logits.shape
     dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    columns, stride, vector = in_vectors(V, logits.stride(0))
+    columns, stride, vector = _in_vectors(V, logits.stride(0))
     tile = tiles.masked_cross_entropy(family_of(logits))
     launch(
         _bwd_kernel, (N,), logits, targets, mask, peaks, log_sums, dloss, dlogits,
