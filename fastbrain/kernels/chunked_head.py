@@ -44,7 +44,7 @@ def _gather_kernel(x_ptr, table_ptr, out_ptr, D, stride, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     n = tl.load(table_ptr + i).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + n * stride + d, mask=(d < D) & (n >= 0), other=0.0)
+    x = tl.load(x_ptr + n * stride + d, mask=d < tl.where(n >= 0, D, 0), other=0.0)
     tl.store(out_ptr + i * D + d, x, mask=d < D)
 
 

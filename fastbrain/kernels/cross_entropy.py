@@ -62,7 +62,7 @@ def row_gradient(
     dloss = tl.where((target >= 0) & (target < V), dloss, float("nan"))
     for first in range(0, width, BLOCK):
         v = first + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + v, mask=(v < width) & on, other=0.0).to(tl.float32)
+        x = tl.load(row_ptr + v, mask=v < tl.where(on, width, 0), other=0.0).to(tl.float32)
         p = tl.exp2((x - peak) * LOG2E - log_sum)
         dx = tl.where(on, tl.where(v == target, p - 1, p) * dloss, 0.0)
         tl.store(drow_ptr + v, narrow(dx, drow_ptr.dtype.element_ty), mask=v < width)
