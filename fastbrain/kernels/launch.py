@@ -38,12 +38,15 @@ _record: _Record | None = None
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Starts `kernel` with these arguments; `options` are its constexprs, num_warps, num_stages."""
-    if any(isinstance(a, Tensor) and (a.is_meta or isinstance(a, FakeTensor)) for a in args):
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors):
         if _record is not None:
             _record.launches.append(Launch(kernel, grid, args, options))
         return
-    # stated because its default flips in Triton 3.10, and 3.9 warns where it is not
-    kernel[grid](*args, **options, enable_fp_fusion=True)
+    # Triton launches on the current device, whichever device the tensors are on
+    with torch.cuda.device_of(tensors[0]):
+        # stated because its default flips in Triton 3.10, and 3.9 warns where it is not
+        kernel[grid](*args, **options, enable_fp_fusion=True)
 
 
 @contextmanager
