@@ -6,10 +6,13 @@ one by the FP32 master itself, so no layer has a precision setting.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fastbrain.config import LinearScaling, TransformerConfig
 from fastbrain.kernels import causal_attention, linear, rms_norm, rotary, swiglu
@@ -20,10 +23,10 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Weight(nn.Module):
     """A master weight and, once a narrower operand has met it, the shadow such operands use.
 
-    A shadow is cast again whenever someone may have written the master since. Most writers leave
-    a trace in its version, but PyTorch's fused optimizers leave none: so after a forward that can
-    be trained from, only a shadow that fastbrain's own optimizer keeps in step is used again.
-    Writes through `.data` to such a weight are not seen.
+    A shadow is cast again whenever the master may have been written since. Its version tells of
+    most writers. PyTorch's fused optimizers leave none, nor does one that writes through `.data`;
+    so a step of any `torch.optim.Optimizer` counts as a write of all its parameters. Other writes
+    through `.data` are not seen.
     """
 
     def __init__(self, *shape: int) -> None:
@@ -31,31 +34,43 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.shadow: Tensor | None = None
         self._cast_at: tuple[int, int] | None = None
-        self._kept_in_step = False
 
     def operand(self, dtype: torch.dtype) -> Tensor | None:
         """The shadow to multiply by operands of this dtype; None where the master itself is."""
         if dtype == self.weight.dtype:
             return None
         if self.shadow is None or self._cast_at != self._state():
+            _watch_optimizers()
+            _shadowed.add(id(self.weight))
             # a new tensor: a graph that is still to run backward may hold the old one
             with torch.inference_mode(False):
                 self.shadow = self.weight.detach().to(dtype, copy=True)
-            self._kept_in_step = False
-        trusted = self._kept_in_step or not torch.is_grad_enabled()
-        self._cast_at = self._state() if trusted else None
+            self._cast_at = self._state()
         return self.shadow
 
     def keep_shadow_in_step(self) -> None:
-        """Says that an optimizer has just written master and shadow alike, and goes on to."""
+        """Says that an optimizer has just written master and shadow alike."""
         self._cast_at = self._state()
-        self._kept_in_step = True
 
     def drop_shadow(self) -> None:
         self.shadow = None
 
     def _state(self) -> tuple[int, int]:
         return self.weight._version, self.weight.data_ptr()
+
+
+# ids of masters that have had a shadow; one that has died does no harm
+_shadowed: set[int] = set()
+
+
+@cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_mark_written)
+
+
+def _mark_written(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        increment_version([p for p in group["params"] if id(p) in _shadowed])
 
 
 class Linear(Weight):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fastbrain.config import TransformerConfig
 from fastbrain.kernels import expert_ffn
@@ -101,7 +100,6 @@ class _Logits(torch.autograd.Function):
         return x.to(router.dtype) @ router.T
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor, Tensor]:
         x, router = ctx.saved_tensors
         return (dlogits @ router).to(x.dtype), dlogits.T @ x.to(router.dtype)

@@ -7,6 +7,7 @@ import torch
 from models import DENSE, MOE, SHAPES, batch, model, random_ids
 
 from fastbrain import SequenceTooLong, TransformerConfig
+from fastbrain.optim import FusedAdam
 from fastbrain.transformer import Transformer, initialize, named_views, pieces
 
 UNTIED = replace(MOE, tie_embeddings=False, shared_expert=False, moe_layers=(0,))
@@ -150,14 +151,29 @@ def test_shadows_follow_whoever_writes_the_master():
     assert torch.equal(qkv.shadow, torch.ones_like(qkv.shadow))
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
-def test_shadows_follow_an_optimizer_that_leaves_no_trace(optimizer):
+class Secretive(torch.optim.Optimizer):
+    """Writes through `.data`, as optimizers of old did."""
+
+    def __init__(self, params, lr, fused):
+        super().__init__(params, {"lr": lr})
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.data -= self.param_groups[0]["lr"] * p.grad.data
+
+
+@pytest.mark.parametrize("own_steps", [0, 1])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, FusedAdam, Secretive])
+def test_shadows_follow_an_optimizer_that_leaves_no_trace(optimizer, own_steps):
     lm = model(DENSE)
     lm.module.mixed_precision = True
+    for _ in range(own_steps):
+        lm.train_step_batch(batch(2, 9))
     foreign = optimizer(lm.module.parameters(), lr=0.1, fused=True)
     qkv = lm.module.blocks[0].attention.qkv
     for step in range(3):
         lm.accumulate_step(batch(2, 9, seed=step))
+        lm.evaluate(batch(2, 9))
         assert torch.equal(qkv.shadow, qkv.weight.detach().bfloat16())
         foreign.step()
         foreign.zero_grad()

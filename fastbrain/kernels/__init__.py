@@ -2,7 +2,7 @@
 
 Each has two twins: `reference` says what it means in plain PyTorch, `fused` does it in Triton. A
 tensor on a CUDA device of capability 8.0 or newer goes to `fused` and any other to `reference`, as
-does an attention head width that the kernels are not made for, unless `use` says otherwise.
+do FP64 and an attention head width that the kernels are not made for, unless `use` says otherwise.
 
 Gradients have the dtype of their input, second derivatives are not offered, equal inputs give equal
 bits, and a wrong shape or dtype is a `ValueError`. Shape letters are in `fastbrain.config`.
@@ -53,7 +53,8 @@ _chosen: ModuleType | None = None
 def use(twin: ModuleType) -> Iterator[None]:
     """Send every call inside the block to one twin, `reference` or `fused`.
 
-    It serves to bisect a bad loss, or to run the kernels in Triton's interpreter on a CPU.
+    It serves to bisect a bad loss, or to run the kernels on a CPU in Triton's interpreter: for that
+    the environment variable TRITON_INTERPRET has to be 1 before fastbrain is imported.
     """
     global _chosen
     before, _chosen = _chosen, twin
@@ -83,7 +84,7 @@ def causal_attention(
         ValueError: shapes disagree, G does not divide H, or K is odd.
     """
     contracts.causal_attention(q, k, v, segments)
-    twin = _chosen or (_twin(q) if q.shape[3] in HEAD_WIDTHS else reference)
+    twin = _twin(q) if _chosen or q.shape[3] in HEAD_WIDTHS else reference
     return twin.causal_attention(q, k, v, scale, segments)
 
 
@@ -237,7 +238,7 @@ def adam_step(
         weight_decays: one rate per parameter.
     """
     contracts.adam_step(params, grads, exp_avgs, exp_avg_sqs, shadows, scalars, weight_decays)
-    _twin(scalars.lr).adam_step(
+    _twin(scalars.step).adam_step(
         params,
         grads,
         exp_avgs,
@@ -251,7 +252,10 @@ def adam_step(
 
 
 def grad_norm(grads: Sequence[Tensor]) -> Tensor:
-    """The L2 norm over all gradients together: 0-d FP32. Infinities and NaN pass through."""
+    """The L2 norm over all gradients together: 0-d FP32. Infinities and NaN pass through.
+
+    Squares are FP32: elements beyond 1e19 give infinity, below 1e-23 they count as 0.
+    """
     contracts.grad_norm(grads)
     return _twin(*grads[:1]).grad_norm(grads)
 
@@ -276,7 +280,8 @@ def rms_norm(
 
     Returns:
         y: (N, D) in `dtype`.
-        new_residual: h in residual's dtype; x itself without a residual.
+        new_residual: h in residual's dtype; x itself without a residual. Where it is narrower than
+            x, backward may start from the rounded h.
     """
     contracts.rms_norm(x, weight, residual, dtype)
     return _twin(x).rms_norm(x, weight, eps, residual, dtype)
@@ -321,6 +326,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def _twin(*first: Tensor) -> ModuleType:
     """The implementation for calls whose first tensor this is."""
-    if _chosen is not None:
-        return _chosen
-    return fused if any(runs_kernels(x.device) for x in first) else reference
+    if _chosen is None:
+        return fused if any(_runs_fused(x) for x in first) else reference
+    if _chosen is fused is not reference and any(x.dtype == torch.float64 for x in first):
+        raise ValueError(
+            "`fused` computes in FP32 and takes no float64; call outside of `use`, or in "
+            "use(reference)"
+        )
+    return _chosen
+
+
+def _runs_fused(x: Tensor) -> bool:
+    return x.dtype != torch.float64 and runs_kernels(x.device)

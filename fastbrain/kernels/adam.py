@@ -177,8 +177,9 @@ def _root_kernel(partial_ptr, norm_ptr, blocks, BLOCK: tl.constexpr):
 
 _Tables = tuple[Tensor, Tensor]
 
-# gradients come back to the same few addresses, so that a run needs few tables
-_KEPT = 64
+# gradients come back to the same few addresses, so that a run needs few tables; an optimizer with
+# many groups needs one for each, but small ones
+_KEPT_BYTES = 2**27
 _tables: dict[Any, _Tables] = {}
 # a graph reads its tables at each replay
 _captured: list[_Tables] = []
@@ -195,8 +196,9 @@ def _find(rows: tuple[_Row, ...], block: int, like: Tensor) -> _Tables:
         if capturing:
             raise ValueError("run adam_step or grad_norm on the same tensors before capturing it")
         found = _build(rows, block, like.device)
-        if len(_tables) == _KEPT:
-            del _tables[next(iter(_tables))]
+        kept = sum(x.nbytes for tables in _tables.values() for x in tables)
+        while _tables and kept + sum(x.nbytes for x in found) > _KEPT_BYTES:
+            kept -= sum(x.nbytes for x in _tables.pop(next(iter(_tables))))
     _tables[key] = found
     if capturing:
         _captured.append(found)
@@ -208,7 +210,9 @@ def _build(rows: tuple[_Row, ...], block: int, device: torch.device) -> _Tables:
     counts = (table[:, 5] + (block - 1)) // block
     table[:, 6] = counts.cumsum(0) - counts
     owner = torch.arange(len(rows)).repeat_interleave(counts)
-    # the host need not wait: what it copies from stays as it is until the copy is under way
+    if device.type == "cuda":
+        # from pinned memory, so that the host need not wait for the copy
+        owner, table = owner.pin_memory(), table.pin_memory()
     return owner.to(device, non_blocking=True), table.to(device, non_blocking=True)
 
 

@@ -14,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fastbrain.kernels import tiles
 from fastbrain.kernels.cross_entropy import row_gradient, row_loss
+from fastbrain.kernels.derivatives import differentiated_once
 from fastbrain.kernels.launch import family_of, launch
 from fastbrain.kernels.matmul import product, weight_grad
 
@@ -141,7 +142,24 @@ def _loss_to_gradient(
 
 
 _fwd = torch.library.custom_op("fastbrain::chunked_head_fwd", _forward, mutates_args=())
-_fwd.register_fake(_forward)
+
+
+@_fwd.register_fake
+def _shapes(
+    hidden, weight, targets, mask, chunk, max_rows, shadow, for_hidden, for_weight
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if hidden.is_meta and not isinstance(hidden, FakeTensor):
+        # the report wants the launches
+        return _forward(
+            hidden, weight, targets, mask, chunk, max_rows, shadow, for_hidden, for_weight
+        )
+    # the loop over chunks would tie a traced graph to one number of rows
+    return (
+        hidden.new_empty((), dtype=torch.float32),
+        mask.new_empty((), dtype=torch.int64),
+        hidden.new_empty(hidden.shape if for_hidden else 0),
+        weight.new_empty(weight.shape if for_weight else 0),
+    )
 
 
 def _save(ctx, inputs, output):
@@ -154,7 +172,7 @@ def _save(ctx, inputs, output):
     ctx.spent = False
 
 
-@once_differentiable
+@differentiated_once
 def _differentiate(ctx, dloss, _dcount, _ddhidden, _ddweight):
     if ctx.spent:
         raise RuntimeError(

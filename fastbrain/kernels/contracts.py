@@ -75,6 +75,8 @@ def expert_ffn(
     _shape("w_down", w_down, (E, D, F2 // 2), "must map the hidden width back to x's")
     _shape("expert_ids", expert_ids, (N, expert_ids.shape[1]), "must have a row per row of x")
     _shape("gates", gates, tuple(expert_ids.shape), "must have the shape of expert_ids")
+    if expert_ids.shape[1] == 0:
+        raise ValueError(f"expert_ids must name at least 1 expert per row, got shape ({N}, 0)")
     _dtype("expert_ids", expert_ids, INTEGERS)
     _dtype("gates", gates, (torch.float32, torch.float64))
     _weight("w_gate_up", w_gate_up, x, shadows and shadows[0])
@@ -107,6 +109,7 @@ def linear(x: Tensor, weight: Tensor, shadow: Tensor | None, x_name: str = "x") 
 def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> None:
     _floats(logits=logits)
     _ranks(2, logits=logits)
+    _vocabulary("logits", logits, logits.shape[1])
     _targets(logits.shape[0], targets, mask)
 
 
@@ -121,6 +124,7 @@ def linear_cross_entropy(
 ) -> None:
     _ranks(2, hidden=hidden)
     linear(hidden, weight, shadow, "hidden")
+    _vocabulary("weight", weight, weight.shape[0])
     _targets(hidden.shape[0], targets, mask)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 row, got {chunk}")
@@ -211,6 +215,11 @@ def swiglu(gate_up: Tensor) -> None:
         raise ValueError(
             f"gate_up must hold gate and up halves, an even width, got shape {tuple(gate_up.shape)}"
         )
+
+
+def _vocabulary(name: str, x: Tensor, size: int) -> None:
+    if size == 0:
+        raise ValueError(f"{name} must have a vocabulary of at least 1, got shape {tuple(x.shape)}")
 
 
 def _targets(rows: int, targets: Tensor, mask: Tensor) -> None:

@@ -205,7 +205,9 @@ def _tokens_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(CHOICES):
         row = tl.load(rows_ptr + t * CHOICES + j).to(tl.int64)
-        y = tl.load(y_ptr + row * D + d, mask=d < tl.where(row >= 0, D, 0), other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + row * D + d, mask=d < tl.where(row >= 0, D, 0), other=0.0).to(
+            tl.float32
+        )
         if WEIGHTED:
             # a gate without an expert may hold anything, and 0 times infinity is not 0
             y *= tl.load(gates_ptr + t * CHOICES + j, mask=row >= 0, other=0.0)

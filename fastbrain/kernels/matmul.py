@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import once_differentiable
 
+from fastbrain.kernels.derivatives import differentiated_once
 from fastbrain.kernels.devices import has_fast_bf16
 
 
@@ -72,7 +72,7 @@ class _ShadowLinear(torch.autograd.Function):
         return product(rows, shadow.T).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, shadow = ctx.saved_tensors
         rows = dout.reshape(-1, dout.shape[-1])
@@ -99,7 +99,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, operand = ctx.saved_tensors
         dx = dweight = None

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastbrain.kernels.contracts import AdamScalars
+from fastbrain.kernels.derivatives import differentiated_once
 from fastbrain.kernels.matmul import grouped_linear, linear
 from fastbrain.kernels.reference_adam import adam_step, grad_norm
 from fastbrain.kernels.reference_loss import linear_cross_entropy, masked_cross_entropy
@@ -36,10 +36,12 @@ def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, segments: Tensor | None = None
 ) -> Tensor:
     visible = None
-    if segments is not None:
+    # PyTorch's own causal mask comes before the scale: 0 or less makes NaN of its infinities
+    if segments is not None or (scale is not None and scale <= 0):
         S = q.shape[1]
-        same = segments[:, None, :, None] == segments[:, None, None, :]
-        visible = same & torch.ones(S, S, dtype=torch.bool, device=q.device).tril()
+        visible = torch.ones(S, S, dtype=torch.bool, device=q.device).tril()
+        if segments is not None:
+            visible = visible & (segments[:, None, :, None] == segments[:, None, None, :])
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -122,7 +124,7 @@ class _Spread(torch.autograd.Function):
         return x.index_select(0, order // slot.shape[1])
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, drows: Tensor) -> tuple[Tensor, None, None]:
         (slot,) = ctx.saved_tensors
         return F.embedding_bag(slot, _wide(drows), mode="sum").to(drows.dtype), None, None
@@ -139,7 +141,7 @@ class _Combine(torch.autograd.Function):
         return out.to(y.dtype)
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
         y, gates, order, slot = ctx.saved_tensors
         drows = dout.index_select(0, order // slot.shape[1]).to(gates.dtype)
@@ -159,7 +161,7 @@ class _RmsNorm(torch.autograd.Function):
         return (h * rstd).mul_(weight).to(dtype)
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
         h, weight, rstd = ctx.saved_tensors
         dy = dy.to(h.dtype)
@@ -180,7 +182,7 @@ class _Turn(torch.autograd.Function):
         return _turn(x, cos, sin)
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _turn(dout, cos, -sin), None, None
@@ -206,7 +208,7 @@ class _SwiGlu(torch.autograd.Function):
         return F.silu(gate).mul_(up).to(gate_up.dtype)
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dout: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         wide, dout = _wide(gate_up), _wide(dout)

@@ -56,6 +56,8 @@ def adam_step(
             )
             if shadow.numel():
                 shadow.copy_(p)
+        # PyTorch's fused update leaves no trace in their versions, which shadows and autograd go by
+        torch.autograd.graph.increment_version([*params, *exp_avgs, *exp_avg_sqs])
         scalars.step.add_(1)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fastbrain.kernels.derivatives import differentiated_once
 from fastbrain.kernels.matmul import product, weight_grad
 
 
@@ -105,7 +105,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
             raise RuntimeError(
