@@ -49,7 +49,9 @@ class Limits(NamedTuple):
 
 RESERVED = 1024  # bytes of shared memory that each CTA takes beyond its own
 LIMITS = {
+    "sm_80": Limits(65536, 167_936, 64, 32),
     "sm_86": Limits(65536, 102_400, 48, 16),
+    "sm_89": Limits(65536, 102_400, 48, 24),
     "sm_90": Limits(65536, 233_472, 64, 32),
 }
 

@@ -163,7 +163,7 @@ def _products(facts: Facts, work: Work, bf16: bool, family: str) -> Gate:
             not facts.tensor_kinds and facts.multiply_adds >= least,
             f"{facts.multiply_adds} FFMA of {least:.0f}, {len(facts.tensor_kinds)} tensor kinds",
         )
-    mnemonic = "HMMA" if family == HOME else "HGMMA"
+    mnemonic = "HGMMA" if family == "sm_90" else "HMMA"
     expected = expected_products(facts, work)
     right = all(kind.startswith(f"{mnemonic}.") for kind in facts.tensor_kinds)
     return Gate(

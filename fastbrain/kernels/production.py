@@ -42,6 +42,8 @@ DEFAULT = Model("default", 4, 1024, 512, 8, 2, 64, 32000, 8, 1408, 6, 352, 8, 2)
 DENSE = Model("dense", 4, 1024, 768, 12, 4, 64, 32004, 16, 1408)
 MODELS = (CHAPTER, DEFAULT, DENSE)
 DTYPES = (torch.bfloat16, torch.float32)
+# a plain product has no kernel of our own, and AdamScalars is a type
+OPERATIONS = tuple(name for name in fused.__all__ if name not in ("linear", "AdamScalars"))
 
 
 class Case(NamedTuple):
@@ -84,6 +86,12 @@ class Choice(NamedTuple):
 
 
 _ALL = Choice()
+
+
+def shapes() -> list[str]:
+    """What a case's shape may be."""
+    others = [shape for shape, _ in _others(DTYPES[0])]
+    return list(dict.fromkeys([*(model.name for model in MODELS), *others]))
 
 
 def cases(family: str, choice: Choice = _ALL) -> list[Case]:

@@ -29,8 +29,9 @@ from fastbrain.kernels.facts import Facts
 from fastbrain.kernels.gates import Gate
 from fastbrain.kernels.launch import HOME
 from fastbrain.kernels.machine_code import compiled, specialisation
-from fastbrain.kernels.production import Case, Choice, cases
+from fastbrain.kernels.production import OPERATIONS, Case, Choice, cases, shapes
 
+_DEFAULT_FAMILIES = (HOME, "sm_90")
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -255,28 +256,40 @@ def _family_as_json(found: Report) -> dict[str, Any]:
     return {"rows": rows, "gates": [gate._asdict() for gate in found.gates]}
 
 
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text}")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fastbrain.kernels.report", description=__doc__.split("\n\n")[0]
     )
 
-    def names(allowed: Collection[str] | None = None) -> dict[str, Any]:
+    def names(allowed: Collection[str]) -> dict[str, Any]:
         def parse(text: str) -> list[str]:
             given = text.split(",")
-            unknown = [name for name in given if allowed is not None and name not in allowed]
-            if unknown:
+            if unknown := [name for name in given if name not in allowed]:
                 raise argparse.ArgumentTypeError(
-                    f"must be among {', '.join(allowed or ())}, got {', '.join(unknown)}"
+                    f"must be among {', '.join(allowed)}, got {', '.join(unknown)}"
                 )
             return given
 
         return {"type": parse, "metavar": "NAMES"}
 
-    parser.add_argument("--arch", **names(LIMITS), default=list(LIMITS), help="card families")
-    parser.add_argument("--operations", **names(), default=(), help="of the facade; else all")
-    parser.add_argument("--shapes", **names(), default=(), help="as in the table; else all")
+    parser.add_argument(
+        "--arch",
+        **names(LIMITS),
+        default=_DEFAULT_FAMILIES,
+        help=f"card families among {', '.join(LIMITS)}; else {','.join(_DEFAULT_FAMILIES)}",
+    )
+    parser.add_argument(
+        "--operations", **names(OPERATIONS), default=(), help="of the facade; else all"
+    )
+    parser.add_argument("--shapes", **names(shapes()), default=(), help="as in the table; else all")
     parser.add_argument("--dtypes", **names(_DTYPES), default=(), help="bf16, fp32; else both")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--jobs", type=_jobs, default=os.cpu_count(), help="processes")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--markdown", action="store_true", help="print tables for docs/kernels.md")
@@ -285,6 +298,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET is set, so nothing compiles; unset it")
     start = time.monotonic()
     choice = Choice(given.operations, given.shapes, [_DTYPES[name] for name in given.dtypes])
+    # which launches there are is the same for every family
+    if not cases(HOME, choice):
+        known = dict.fromkeys(case.shape for case in cases(HOME, choice._replace(shapes=())))
+        parser.error(
+            f"argument --shapes: of {', '.join(given.operations)} must be among "
+            f"{', '.join(known)}, got {', '.join(given.shapes)}"
+        )
     reports = report(given.arch, choice, given.jobs)
     if given.json:
         print(json.dumps(_as_json(reports), indent=1))

@@ -90,10 +90,19 @@ class TestGates:
         assert failed(facts, wide) == []
         assert failed(facts._replace(ctas=0), wide) == ["CTAs per SM >= 1"]
 
-    def test_the_other_card_needs_its_own_instructions(self):
+    def test_hopper_needs_its_own_instructions(self):
         assert failed(GOOD, attention(), "sm_90") == ["HGMMA as the closed form"]
         facts = GOOD._replace(tensor_kinds=["HGMMA.64x64x16.F32.BF16"])
         assert failed(facts, attention(), "sm_90") == []
+        for family in ("sm_80", "sm_86", "sm_89"):
+            assert failed(facts, attention(), family) == ["HMMA as the closed form"]
+            assert failed(GOOD, attention(), family) == []
+
+    @pytest.mark.parametrize(("family", "most"), [("sm_80", 166_912), ("sm_89", 101_376)])
+    def test_each_card_has_its_own_shared_memory(self, family, most):
+        assert failed(GOOD._replace(shared=most), attention(), family) == []
+        found = failed(GOOD._replace(shared=most + 1), attention(), family)
+        assert found == [f"shared memory <= {most:,}"]
 
     def test_fp32_products_are_not_tf32(self):
         start = attention()

@@ -9,8 +9,18 @@ import pytest
 from fastbrain import kernels
 from fastbrain.kernels import fused
 from fastbrain.kernels.closed_forms import name_of, work_of
+from fastbrain.kernels.cycles import LIMITS
 from fastbrain.kernels.launch import HOME
-from fastbrain.kernels.production import CHAPTER, DEFAULT, DENSE, Choice, _parameters, cases
+from fastbrain.kernels.production import (
+    CHAPTER,
+    DEFAULT,
+    DENSE,
+    OPERATIONS,
+    Choice,
+    _parameters,
+    cases,
+    shapes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +40,19 @@ def test_the_models_have_their_published_sizes(model, parameters):
 def test_every_operation_is_among_them(every):
     # a plain product has no kernel of our own, and the last is a type
     expected = set(fused.__all__) - {"linear", "AdamScalars"}
-    assert {case.operation for case in every} == expected
+    assert {case.operation for case in every} == expected == set(OPERATIONS)
+
+
+def test_every_shape_is_among_them(every):
+    assert list(dict.fromkeys(case.shape for case in every)) == shapes()
+
+
+@pytest.mark.parametrize("family", LIMITS)
+def test_families_have_the_same_operations_at_the_same_shapes(every, family):
+    def asked(found):
+        return {(case.operation, case.shape, case.dtype) for case in found}
+
+    assert asked(cases(family)) == asked(every)
 
 
 def test_every_kernel_is_among_them(every):

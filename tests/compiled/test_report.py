@@ -13,6 +13,7 @@ import triton
 
 from fastbrain.kernels import report
 from fastbrain.kernels.gates import Gate
+from fastbrain.kernels.production import OPERATIONS, shapes
 
 
 def run(cache, *arguments, **environment):
@@ -132,10 +133,74 @@ def test_the_interpreter_is_refused(tmp_path):
     assert "TRITON_INTERPRET is set" in done.stderr
 
 
-def test_an_unknown_card_is_refused(tmp_path):
-    done = run(tmp_path, "--arch=sm_75")
-    assert done.returncode == 2
-    assert "must be among sm_86, sm_90, got sm_75" in done.stderr
+def refusal(monkeypatch, capsys, *arguments):
+    """What an argument error prints last."""
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(report, "report", lambda *_: pytest.fail("it went on"))
+    with pytest.raises(SystemExit) as stopped:
+        report.main(list(arguments))
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--arch=sm_75", "must be among sm_80, sm_86, sm_89, sm_90, got sm_75"),
+        ("--operations=rotary,swigl", f"must be among {', '.join(OPERATIONS)}, got swigl"),
+        ("--operations=linear", "got linear"),
+        ("--operations=", "got "),
+        ("--shapes=width 33,dense", f"must be among {', '.join(shapes())}, got width 33"),
+        ("--dtypes=fp64", "must be among bf16, fp32, got fp64"),
+        ("--jobs=0", "must be a whole number above 0, got 0"),
+        ("--jobs=-2", "must be a whole number above 0, got -2"),
+        ("--jobs=many", "must be a whole number above 0, got many"),
+    ],
+)
+def test_an_argument_error_says_what_there_is(monkeypatch, capsys, argument, words):
+    option, _, _ = argument.partition("=")
+    line = refusal(monkeypatch, capsys, argument)
+    assert f"argument {option}: " in line
+    assert line.endswith(words)
+
+
+def test_a_choice_that_matches_nothing_is_refused(monkeypatch, capsys):
+    line = refusal(monkeypatch, capsys, "--operations=swiglu", "--shapes=width 64,packed")
+    assert line.endswith(
+        "argument --shapes: of swiglu must be among chapter, default, dense, got width 64, packed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "families"),
+    [
+        ([], ["sm_86", "sm_90"]),
+        (["--arch=sm_80,sm_89"], ["sm_80", "sm_89"]),
+    ],
+)
+def test_the_cards_are_chosen(monkeypatch, arguments, families):
+    asked = []
+
+    def compiled(chosen, choice, jobs):
+        asked.extend(chosen)
+        return []
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(report, "report", compiled)
+    assert report.main([*arguments, "--shapes=dense"]) == 0
+    assert asked == families
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sm_80", "sm_89"])
+def test_cards_near_the_home_one_pass_their_gates(tmp_path, family):
+    failed, families = read(tmp_path, f"--arch={family}", "--dtypes=bf16", "--shapes=dense,default")
+    assert not failed
+    for row in families[family]["rows"]:
+        # times are the home card's alone
+        assert "simulated ms" not in row
+        products = [gate["name"] for gate in row["gates"] if "closed form" in gate["name"]]
+        assert products == ["HMMA as the closed form"] * bool(row["products"])
 
 
 @pytest.mark.slow

@@ -37,6 +37,45 @@ def dtype(request):
     return request.param
 
 
+@pytest.fixture
+def hollow(device, tmp_path):
+    """Makes zeros by the thousand million, of which a CPU stores only what is written.
+
+    They are a file with a hole: memory that no process has to be granted.
+    """
+
+    def make(elements, dtype):
+        if device.type == "cuda":
+            if torch.cuda.mem_get_info()[0] < elements * dtype.itemsize:
+                pytest.skip("the card has no room for it")
+            return torch.zeros(elements, dtype=dtype, device=device)
+        path = tmp_path / "hollow"
+        made = torch.from_file(str(path), shared=True, size=elements, dtype=dtype)
+        path.unlink()
+        return made
+
+    return make
+
+
+@pytest.fixture
+def far(device, hollow):
+    """Copies a tensor to where strides reach past 2^31 elements, the last axis side by side.
+
+    On a CPU as many zeros lie before it, so that offsets which wrap around find wrong numbers
+    instead of ending the process.
+    """
+
+    def make(x, *strides):
+        strides = (*strides, 1)
+        reach = sum((n - 1) * stride for n, stride in zip(x.shape, strides, strict=True))
+        assert reach >= 2**31
+        before = 2**31 if device.type == "cpu" else 0
+        memory = hollow(before + reach + 1, x.dtype)
+        return memory.as_strided(x.shape, strides, before).copy_(x.detach())
+
+    return make
+
+
 class Recorder(TorchDispatchMode):
     """Lists what PyTorch computes under it: operations, and the shapes of all their results."""
 

@@ -76,6 +76,16 @@ def test_columns_may_lie_apart(twin, device):
     assert torch.equal(wider.grad[:, 3:13], copy.grad)
 
 
+def test_rows_may_lie_past_2_to_the_31_elements(device, far):
+    near = torch.randn(3, 40, device=device).bfloat16()
+    found = []
+    for gate_up in (near, far(near, 2**30)):
+        leaf = gate_up.detach().requires_grad_()
+        y = fused.swiglu(leaf)
+        found.append([y, *torch.autograd.grad(y, leaf, torch.ones_like(y))])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
 def test_equal_gradients_come_of_equal_calls(twin, randn):
     gate_up = randn(9, 70)
     seen = [torch.autograd.grad(twin.swiglu(gate_up).square().sum(), gate_up) for _ in range(5)]

@@ -44,6 +44,16 @@ def test_the_first_step_from_zero_moments_is_the_formula(twin, case, dtype):
 
 
 @FP64_AND_FP32
+@pytest.mark.parametrize("betas", [(0.9, 0.9999), (0.9999, 0.999), (0.99999, 0.99999)])
+@pytest.mark.parametrize("step", [0, 49_999])
+def test_bias_is_corrected_by_powers_of_the_exact_betas(twin, case, betas, step, dtype):
+    # from 0, lest a parameter swamp its update; in FP32 1 - 0.9999 is off by 1.7e-4
+    fresh = case(betas=betas, step=step)
+    fresh.params = [torch.zeros_like(p) for p in fresh.params]
+    assert_formula(twin, fresh, dtype)
+
+
+@FP64_AND_FP32
 def test_betas_and_eps_are_those_given(twin, case, dtype):
     assert_formula(twin, case(betas=(0.5, 0.8), eps=0.3, step=2), dtype)
 

@@ -30,16 +30,17 @@ def test_tables_are_built_once_for_the_same_tensors(case, monkeypatch):
     build = adam._build
     monkeypatch.setattr(adam, "_build", counting)
     monkeypatch.setattr(adam, "_tables", {})
-    monkeypatch.setattr(adam, "_KEPT", 2)
     given = case((1500,), (4,))
     for _ in range(3):
         given.run(fused)
         fused.grad_norm(given.grads)
     assert len(built) == 2
+    # only so many bytes stay, those of the tables used of late
+    kept = sum(x.nbytes for tables in adam._tables.values() for x in tables)
+    monkeypatch.setattr(adam, "_KEPT_BYTES", kept)
     given.grads = [g.clone() for g in given.grads]
     given.run(fused)
-    assert len(built) == 3
-    # only so many stay, those of late
+    assert (len(built), len(adam._tables)) == (3, 2)
     given.run(fused)
     assert (len(built), len(adam._tables)) == (3, 2)
 
@@ -80,30 +81,59 @@ def test_rates_steps_and_scales_compile_nothing_anew(monkeypatch, device):
     assert sorted(name for name, *_ in kinds) == ["_count_kernel", "_step_kernel"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="addresses the memory of the host")
-def test_elements_past_two_to_the_31_are_reached(case, tmp_path, monkeypatch):
-    size = 2**31 + 1500
-    last = case((1500,), step=1, weight_decays=[0.1])
-    expected = last.stepped(fused)
-    for name in LISTS:
-        # a file with a hole: only what is written takes up memory
-        (small,) = getattr(last, name)
-        large = torch.from_file(str(tmp_path / name), True, size, dtype=small.dtype)
-        large[2**31 :].copy_(small)
-        getattr(last, name)[0] = large
+@pytest.fixture
+def from_the_last_blocks_on(monkeypatch):
+    """Of 2^31 elements and some, only those past 2^31 get programs."""
 
-    def from_the_last_blocks_on(rows, block, device):
-        owner, table = build(((*rows[0][:5], 1500, *rows[0][6:]),), block, device)
+    def with_rest(rows, block, device):
+        *addresses, size, _, flags, bits = rows[0]
+        owner, table = build(((*addresses, size - 2**31, 0, flags, bits),), block, device)
         table[:, 5], table[:, 6] = size, -(2**31) // block
         return owner, table
 
     build = adam._build
-    monkeypatch.setattr(adam, "_build", from_the_last_blocks_on)
-    monkeypatch.setattr(adam, "_blocks", lambda rows, block: 2)
+    monkeypatch.setattr(adam, "_build", with_rest)
+    monkeypatch.setattr(adam, "_blocks", lambda rows, block: -((2**31 - rows[0][5]) // block))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="40 GB are too many for a card")
+def test_elements_past_two_to_the_31_are_reached(case, hollow, request):
+    last = case((1500,), step=1, weight_decays=[0.1])
+    expected = last.stepped(fused)
+    for name in LISTS:
+        (small,) = getattr(last, name)
+        large = hollow(2**31 + 1500, small.dtype)
+        large[2**31 :].copy_(small)
+        getattr(last, name)[0] = large
+    request.getfixturevalue("from_the_last_blocks_on")
     last.run(fused)
     for name in LISTS:
         assert torch.equal(getattr(last, name)[0][2**31 :], getattr(expected, name)[0])
         assert not getattr(last, name)[0][2**31 - 2048 : 2**31].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_counts_elements_past_two_to_the_31(device, hollow, request, dtype):
+    near = torch.randn(5000, device=device).to(dtype)
+    expected = fused.grad_norm([near])
+    large = hollow(2**31 + 5000, dtype)
+    large[2**31 :].copy_(near)
+    request.getfixturevalue("from_the_last_blocks_on")
+    assert torch.equal(fused.grad_norm([large]), expected)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["g-fp32", "g-bf16"])
+def test_one_tensor_off_16_bytes_takes_whole_vectors_from_all(case, name, kind):
+    given = case((2500,))
+    given.grads = [g.to(kind) for g in given.grads]
+    tensors = {n: getattr(given, n)[0] for n in LISTS}
+    x = tensors[name]
+    for start in (0, 1, 2, 4, 8, 16):
+        moved = torch.cat([x[:start], x])[start:]
+        *_, flags, _ = adam._row(*(tensors | {name: moved}).values(), 0.0)
+        assert bool(flags & adam._ALIGNED.value) == (start * x.itemsize % 16 == 0)
+        assert bool(flags & adam._NARROW.value) == (kind == torch.bfloat16)
 
 
 def test_what_the_kernel_cannot_address_is_refused_by_name(case):

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from numerics import assert_twins, wide
+from numerics import assert_accurate, assert_twins, wide
 
 from fastbrain.kernels import chunked_head, fused, matmul
+from fastbrain.kernels.launch import launch
 
 
 def by_product(hidden, weight, targets, mask):
@@ -70,6 +71,34 @@ def test_rows_that_count_are_packed_in_order(twin, device, N, short):
     expected = torch.full((N,), -1, device=device)
     expected[rows[:M]] = torch.arange(min(M, len(rows)), device=device)
     assert torch.equal(place.long(), expected)
+
+
+def test_rows_are_gathered_past_2_to_the_31_elements(device, far, hollow):
+    near = torch.randn(3, 40, device=device).bfloat16()
+    table = torch.tensor([2, -1, 1], dtype=torch.int32, device=device)
+    expected = near[table] * (table >= 0)[:, None]
+    assert torch.equal(chunked_head._gather(far(near, 2**30), table), expected)
+    # rows so wide that the third begins there, of which one block of columns is written
+    x, out = far(near, 2**30), far(torch.zeros_like(near), 2**30)
+    launch(chunked_head._gather_kernel, (3, 1), x, table, out, 2**30, 2**30, BLOCK=32)
+    assert torch.equal(out[:, :32], expected[:, :32])
+
+
+def test_losses_are_of_logits_past_2_to_the_31_elements(device, far):
+    # all rows but one are left out, so that few of the logits are read
+    width, last = 2**24, 2**7
+    logits = torch.randn(3, 24, device=device).bfloat16()
+    source = torch.full((last + 1,), -1, dtype=torch.int32, device=device)
+    source[last] = 0
+    targets, losses = source.new_tensor([5]).long(), source.new_zeros(last + 1).float()
+    tensors = far(logits, width * last), targets, source, losses
+    options = {"GRADIENT": False, "VECTOR": 8, "BLOCK": 2**16}
+    launch(chunked_head._row_kernel, (last + 1,), *tensors, 24, width // 8, **options)
+    assert not losses[:last].any()
+    theirs, exact = (
+        -logits[1].to(kind).log_softmax(0)[5] for kind in (torch.float32, torch.float64)
+    )
+    assert_accurate(losses[last], theirs, exact, torch.float32)
 
 
 @pytest.mark.parametrize("max_rows", [None, 0, 7])

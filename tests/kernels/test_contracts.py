@@ -29,14 +29,12 @@ def rotary(q=None, k=None, cos=None, sin=None, **given):
     return kernels.rotary(q, k, cos, cos if sin is None else sin, **given)
 
 
+EXPERTS = {"x": (5, 6), "w_gate_up": (3, 8, 6), "w_down": (3, 6, 4), "gates": (5, 2)}
+
+
 def experts(**given):
-    fitting = {
-        "x": z(5, 6),
-        "w_gate_up": z(3, 8, 6),
-        "w_down": z(3, 6, 4),
-        "expert_ids": z(5, 2, dtype=WHOLE),
-        "gates": z(5, 2),
-    }
+    fitting = {name: z(*shape) for name, shape in EXPERTS.items()}
+    fitting["expert_ids"] = z(5, 2, dtype=WHOLE)
     return kernels.expert_ffn(**fitting | given)
 
 
@@ -118,6 +116,13 @@ REFUSED = [
     (partial(experts, expert_ids=z(5, dtype=WHOLE)), "expert_ids must have 2 dimensions", "(5,)"),
     (partial(experts, expert_ids=z(4, 2, dtype=WHOLE)), "expert_ids must have a row", "(4, 2)"),
     (partial(experts, expert_ids=z(5, 2)), "expert_ids must be int32 or int64", "float32"),
+    (
+        partial(experts, expert_ids=z(5, 0, dtype=WHOLE), gates=z(5, 0)),
+        "expert_ids must name at least 1 expert",
+        "(5, 0)",
+    ),
+    (partial(masked, logits=z(5, 0)), "logits must have a vocabulary of at least 1", "(5, 0)"),
+    (partial(head, weight=z(0, 6)), "weight must have a vocabulary of at least 1", "(0, 6)"),
     (partial(experts, gates=z(5, 3)), "gates must have the shape of expert_ids", "(5, 3)"),
     (partial(experts, gates=z(5, 2, dtype=NARROW)), "gates must be float32", "bfloat16"),
     (partial(experts, w_down=z(3, 6, 4, dtype=NARROW)), "w_down must be float32", "bfloat16"),
@@ -212,6 +217,22 @@ def test_a_wrong_argument_is_refused_by_name_value_and_rule(call, rule, value):
         call()
     assert rule in str(refused.value)
     assert value in str(refused.value).partition(rule)[2]
+
+
+@pytest.mark.parametrize("operation", ["attention", "experts", "masked", "norm"])
+def test_the_kernels_refuse_fp64(operation):
+    wide = {
+        "attention": partial(attention, *(z(1, 3, 2, 16, dtype=torch.float64) for _ in range(3))),
+        "experts": partial(
+            experts,
+            **{n: z(*shape, dtype=torch.float64) for n, shape in EXPERTS.items()},
+        ),
+        "masked": partial(masked, logits=z(5, 7, dtype=torch.float64)),
+        "norm": partial(norm, x=z(5, 6, dtype=torch.float64)),
+    }[operation]
+    wide()
+    with kernels.use(kernels.fused), pytest.raises(ValueError, match="takes no float64"):
+        wide()
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,22 @@ class TestResidency:
         assert residency(255, 0, 9) == 0
         assert residency(32, 101_376 + 1, 4, "sm_90") == 2
 
+    @pytest.mark.parametrize(
+        ("family", "shared", "warps", "ctas"),
+        [
+            ("sm_80", 166_912, 4, 1),
+            ("sm_80", 166_912 + 1, 4, 0),
+            ("sm_80", 0, 4, 16),  # warps: 64
+            ("sm_80", 0, 1, 32),  # CTAs
+            ("sm_89", 101_376, 4, 1),
+            ("sm_89", 101_376 + 1, 4, 0),
+            ("sm_89", 0, 4, 12),  # warps: 48
+            ("sm_89", 0, 1, 24),  # CTAs
+        ],
+    )
+    def test_cards_have_limits_of_their_own(self, family, shared, warps, ctas):
+        assert residency(16, shared, warps, family) == ctas
+
 
 class TestKernels:
     def test_one_iteration_costs_a_cta_its_share_of_the_sm(self):

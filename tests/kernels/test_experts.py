@@ -1,15 +1,14 @@
 """What only the expert kernels promise: what they keep, skip, read in place, and register."""
 
-import mmap
-
 import pytest
 import torch
+from numerics import assert_accurate
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from fastbrain import kernels
-from fastbrain.kernels import fused, grouped_gemm
-from fastbrain.kernels.launch import recorded
+from fastbrain.kernels import experts, fused, grouped_gemm
+from fastbrain.kernels.launch import launch, recorded
 
 N, K, E, D, F = 12, 2, 4, 24, 16
 NAMES = ("x", "w_gate_up", "w_down", "gates")
@@ -146,41 +145,79 @@ def test_fused_rows_may_lie_apart(device, ids):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
-@pytest.fixture
-def sparse(device):
-    """Lays rows or matrices 2^30 elements apart: 4 GB of addresses, next to no memory."""
-    if device.type != "cpu":
-        pytest.skip("pages that are never written exist on a card")
-
-    def make(like):
-        pages = mmap.mmap(-1, 2 << 31 | 1 << 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        flat = torch.frombuffer(pages, dtype=torch.bfloat16)
-        return flat.as_strided(like.shape, (2**30, *like.stride()[1:])).copy_(like)
-
-    return make
-
-
-def test_fused_offsets_may_pass_2_to_the_31(sparse):
-    x, w = torch.randn(3, 8).bfloat16(), torch.randn(3, 5, 8).bfloat16()
-    offsets = torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+def test_fused_offsets_may_pass_2_to_the_31(device, far):
+    x, w = (torch.randn(shape, device=device).bfloat16() for shape in ((3, 8), (3, 5, 8)))
+    offsets = torch.tensor([0, 1, 2, 3], dtype=torch.int32, device=device)
     found = []
-    for given in ((x, w), (sparse(x), sparse(w))):
+    for given in ((x, w), (far(x, 2**30), w), (x, far(w, 2**30, 8))):
         given = [a.detach().requires_grad_() for a in given]
         y = fused.grouped_matmul(*given, offsets)
         found.append([y, *torch.autograd.grad(y.square().sum(), given)])
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    for other in found[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(other, found[0], strict=True))
 
 
-def test_fused_tokens_may_lie_past_2_to_the_31(sparse):
-    inputs = {n: x.detach().bfloat16() for n, x in leaves("cpu").items()}
+def test_fused_tokens_may_lie_past_2_to_the_31(device, far):
+    inputs = {n: x.detach().bfloat16() for n, x in leaves(device).items()}
     inputs |= {"x": inputs["x"][:3], "gates": inputs["gates"][:3].float()}
     inputs["w_gate_up"].requires_grad_()
-    ids = torch.tensor([[-1, -1], [-1, 0], [1, 2]])
+    ids = torch.tensor([[-1, -1], [-1, 0], [1, 2]], device=device)
     found = []
-    for x in (inputs["x"], sparse(inputs["x"])):
+    for x in (inputs["x"], far(inputs["x"], 2**30)):
         y = fused.expert_ffn(**(inputs | {"x": x}), expert_ids=ids)
         found.append([y, *torch.autograd.grad(y.square().sum(), inputs["w_gate_up"])])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def test_fused_gradients_of_tokens_may_lie_past_2_to_the_31(device, far):
+    # two rows of one expert, of the first token and of one far away
+    D, F, last = 512, 32, 2**22
+    w, gate_up = (torch.randn(s, device=device).bfloat16() for s in ((1, D, F), (2, 2 * F)))
+    dy, gates = torch.randn(2, D, device=device).bfloat16(), torch.randn(2, device=device)
+    tiles = torch.tensor([[0], [0], [2]], dtype=torch.int32, device=device)
+    apart = torch.zeros(last + 1, device=device)
+    apart[::last] = gates
+    found = []
+    for token, rows, weights in ((1, dy, gates), (last, far(dy, last * D), apart)):
+        slots = torch.tensor([0, token], dtype=torch.int32, device=device)
+        dgate_up, scaled = torch.empty_like(gate_up), gate_up.new_empty(2, F)
+        parts = gates.new_empty(1, 2)
+        flags = {"CHOICES": 1, "PRODUCT": True, "GATE_UP": True, "SCALED": True, "GATES": True}
+        launch(
+            experts._hidden_grad_kernel, (1,), rows, w, gate_up, weights, dgate_up, scaled, parts,
+            slots, tiles, 1, 2, 1, D, F, **flags, EVEN=True, BLOCK_M=16, BLOCK_F=F, BLOCK_D=64,
+        )  # fmt: skip
+        found.append([dgate_up, scaled, parts])
+    assert found[0][2].all()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def test_fused_gradients_of_weights_may_lie_past_2_to_the_31(device, far):
+    # the third of three weights, of which one block is worked out
+    C = D = 2**15
+    dy, x = (torch.randn(4, 32, device=device).bfloat16() for _ in range(2))
+    wide = [torch.zeros(4, C, device=device).bfloat16() for _ in range(2)]
+    wide[0][:, :32], wide[1][:, :32] = dy, x
+    offsets = torch.tensor([0, 0, 0, 4], dtype=torch.int32, device=device)
+    order = torch.tensor([2, 1, 0], dtype=torch.int32, device=device)
+    dw = far(dy.new_zeros(3, 32, 32), C * D, D)
+    launch(
+        grouped_gemm._weights_kernel, (1,), *wide, dw, None, offsets, order, 4, C, D, D, CHOICES=1,
+        GATHER_DY=False, GATHER_X=False, EVEN=True, BLOCK_C=32, BLOCK_D=32, BLOCK_M=16,
+    )  # fmt: skip
+    theirs, exact = ((dy.to(kind).T @ x.to(kind)) for kind in (torch.bfloat16, torch.float64))
+    assert_accurate(dw[2], theirs, exact, torch.bfloat16)
+    assert not dw[:2].any()
+
+
+def test_fused_rows_of_a_token_are_added_in_fp32(device):
+    # large terms that cancel: of a sum rounded to BF16 on its way little would be left
+    gates = torch.tensor([[64.0, 48, 36, 1, -64, -48, -36, 0.5]], device=device)
+    y = torch.randn(4, D, device=device).bfloat16().repeat(2, 1)
+    rows = torch.arange(8, dtype=torch.int32, device=device)[None]
+    theirs = (gates @ y.float()).bfloat16()
+    exact = gates.double() @ y.double()
+    assert_accurate(experts.sum_by_token(y, rows, gates), theirs, exact, torch.bfloat16)
 
 
 def calls(device, ids):

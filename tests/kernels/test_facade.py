@@ -126,6 +126,44 @@ def test_inputs_are_only_read(name, device, dtype):
     assert bits(*tensors) == before
 
 
+# arguments beside the rows and weights, whose own tests lay them apart
+BESIDE = {
+    "causal_attention": ["segments"],
+    "expert_ffn": ["expert_ids", "gates"],
+    "grouped_matmul": ["offsets"],
+    "masked_cross_entropy": ["targets", "mask"],
+    "linear_cross_entropy": ["targets", "mask"],
+    "rms_norm": ["weight"],
+    "rotary": ["cos", "sin", "positions"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"), [(n, b) for n, names in BESIDE.items() for b in names], indirect=["name"]
+)
+def test_what_goes_beside_the_rows_may_lie_apart(name, beside, device):
+    leaves, given = calls(4, torch.float32, device)[name]
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 4, dtype=torch.int32, device=device)
+    if beside in ("segments", "positions"):
+        given = given | {beside: documents}
+    if name == "linear_cross_entropy":
+        given = given | {"max_rows": 4}  # the kernel that packs rows reads the mask
+    found = []
+    for apart in (True, False):
+        args = {n: x.detach() for n, x in (leaves | given).items() if isinstance(x, torch.Tensor)}
+        if apart:
+            x = args[beside]
+            # with the opposite, or other valid numbers, in between
+            other = ~x if x.dtype == torch.bool else x.flatten().roll(1).view(x.shape)
+            args[beside] = torch.stack([x, other], x.dim())[..., 0]
+            assert not args[beside].is_contiguous()
+        wanted = [args[n].requires_grad_() for n in leaves]
+        outputs = outputs_of(name, args, {n: x for n, x in given.items() if n not in args})
+        incoming = [torch.ones_like(out) for out in outputs]
+        found.append(bits(*outputs, *torch.autograd.grad(outputs, wanted, incoming)))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_no_gradient_is_tracked_where_none_is_wanted(name, device, frozen):
     leaves, given = calls(6, torch.float32, device)[name]
@@ -139,14 +177,22 @@ def test_no_gradient_is_tracked_where_none_is_wanted(name, device, frozen):
     [n for n in DIFFERENTIABLE if n not in ("linear", "masked_cross_entropy")],
     indirect=True,
 )
-def test_a_second_derivative_is_refused(name, device):
+@pytest.mark.parametrize("square", [True, False], ids=["of-squares", "of-a-sum"])
+def test_a_second_derivative_is_refused(name, device, square):
+    if name == "rotary" and not square:
+        pytest.skip("rotary is linear: the gradient of a sum is a constant")
     leaves, given = calls(6, torch.float32, device)[name]
-    total = sum(out.square().sum() for out in outputs_of(name, leaves, given))
-    first = torch.autograd.grad(total, list(leaves.values()), create_graph=True)
-    with pytest.raises(
-        RuntimeError, match=r"differentiate twice|not implemented|no autograd formula"
-    ):
+    outputs = outputs_of(name, leaves, given)
+    # the gradient of a plain sum has no graph by which autograd would notice
+    total = sum((out.square() if square else out).sum() for out in outputs)
+
+    def differentiate_twice():
+        first = torch.autograd.grad(total, list(leaves.values()), create_graph=True)
         sum(g.square().sum() for g in first).backward()
+
+    refusal = r"differentiated once|not implemented|no autograd formula"
+    with pytest.raises(RuntimeError, match=refusal):
+        differentiate_twice()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

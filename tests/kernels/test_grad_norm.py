@@ -6,6 +6,9 @@ import pytest
 import torch
 from numerics import assert_accurate
 
+from fastbrain.kernels import adam
+from fastbrain.kernels.launch import launch
+
 
 def exact_norm(grads):
     return math.sqrt(sum(float(g.double().square().sum()) for g in grads))
@@ -66,6 +69,17 @@ def test_what_is_not_finite_shows_in_the_norm(twin, device, value, dtype):
 def test_the_norm_of_16_million_numbers_is_exact(twin, device, shape, even):
     grad = torch.full(shape, 0.1, device=device) if even else torch.randn(shape, device=device)
     assert_norm(twin.grad_norm([grad]), [grad])
+
+
+def test_partial_sums_are_added_in_fp64(device):
+    # in FP32 a lane that holds 1 loses every one of the 1023 small sums that follow
+    lanes = 16
+    partial = torch.full((1024, lanes), 2.0**-24, device=device)
+    partial[0] = 1
+    norm = torch.empty((), device=device)
+    launch(adam._root_kernel, (1,), partial, norm, partial.numel(), BLOCK=lanes, num_warps=1)
+    exact = partial.double().sum().sqrt()
+    assert_accurate(norm, exact.float(), exact, torch.float32)
 
 
 def test_the_norm_of_a_wide_row_is_exact(twin, device):

@@ -91,6 +91,10 @@ def test_a_mutant_is_caught(mutant, tmp_path):
         check=False,
     )
     caught = re.search(r"^FAILED \S+?::(.*?)( - .*)?$", done.stdout, re.M)
+    # a kernel that breaks the interpreter's own memory ends the process, which is noticed too
+    if done.returncode < 0:
+        print(f"{mutant.file}: {mutant.breaks}\n    ends the process")
+        return
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert caught, done.stdout[-2000:]
     print(f"{mutant.file}: {mutant.breaks}\n    caught by {caught[1]}")

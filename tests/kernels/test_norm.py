@@ -182,6 +182,20 @@ def test_columns_beside_a_view_are_not_read(twin, device):
         assert all(v is None or v.grad.isfinite().all() for v in given.values())
 
 
+@pytest.mark.parametrize("names", [["x"], ["x", "residual"]], ids=["alone", "residual"])
+def test_rows_may_lie_past_2_to_the_31_elements(device, far, names):
+    near = {n: torch.randn(3, 40, device=device).bfloat16() for n in names}
+    weight = torch.randn(40, device=device)
+    found = []
+    for given in (near, *(near | {n: far(near[n], 2**30)} for n in names)):
+        leaves = {n: v.detach().requires_grad_() for n, v in given.items()}
+        y, stream = fused.rms_norm(weight=weight, eps=EPS, **leaves)
+        grads = torch.autograd.grad(y, list(leaves.values()), torch.ones_like(y))
+        found.append([y, stream, *grads])
+    for other in found[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(other, found[0], strict=True))
+
+
 def test_either_output_alone_gives_its_gradients(twin, inputs):
     given = inputs(D=20)
     y, stream = twin.rms_norm(**given, eps=EPS)

@@ -35,8 +35,8 @@ def by_pair(q, k, cos, sin, offset=0, positions=None):
 def inputs(randn):
     """q and k of (B, S, H or G, K), and tables that are no circle, so that any mix-up shows."""
 
-    def make(B=2, S=5, H=4, G=2, K=6):
-        tables = {n: randn(MAX, K // 2).detach() for n in ("cos", "sin")}
+    def make(B=2, S=5, H=4, G=2, K=6, T=MAX):
+        tables = {n: randn(T, K // 2).detach() for n in ("cos", "sin")}
         return {"q": randn(B, S, H, K), "k": randn(B, S, G, K), **tables}
 
     return make
@@ -108,6 +108,29 @@ def test_positions_replace_the_offset(twin, inputs, device):
         twin.rotary(**given, offset=99, positions=positions), twin.rotary(**given), strict=True
     ):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("given", [{"offset": 39_998}, {"positions": [[39_999, 32_768]]}], ids=str)
+def test_positions_may_be_as_high_as_the_tables_reach(twin, inputs, tensor, given):
+    # the tables have rows before them, which positions that wrapped around would read
+    tables = {n: x[2**15 :] for n, x in inputs(T=2**15 + 40_000).items() if n in ("cos", "sin")}
+    given = {n: x if n == "offset" else tensor(x) for n, x in given.items()}
+    op, definition = (partial(f, **given) for f in (twin.rotary, by_pair))
+    assert_twins(op, definition, inputs(1, 2) | tables, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((3, 2, 2, 8), (2**30, 16, 8)), ((1, 3, 2, 8), (64, 2**30, 8))],
+    ids=["sequences", "positions"],
+)
+def test_tokens_may_lie_past_2_to_the_31_elements(device, inputs, far, shape, strides):
+    B, S, H, K = shape
+    given = inputs(B, S, H, H, K)
+    given |= {n: given[n].detach().bfloat16() for n in "qk"}
+    found = [fused.rotary(**given | {n: far(given[n], *strides)}) for n in "qk"]
+    for turned in found:
+        assert all(map(torch.equal, turned, fused.rotary(**given)))
 
 
 def test_turning_back_gives_the_input(twin, inputs, angles):
