@@ -43,7 +43,7 @@ def _turn(
     sin = tl.load(sin_ptr + position * HALF + j, mask=inside, other=0.0)
     if BACK:
         sin = -sin
-    x_ptr += b * b_stride + s.to(tl.int64) * s_stride + head * h_stride + j
+    x_ptr += b * b_stride + s.to(tl.int64) * s_stride + head.to(tl.int64) * h_stride + j
     low = tl.load(x_ptr, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(x_ptr + HALF, mask=inside, other=0.0).to(tl.float32)
     out_ptr += (token * heads + head) * (2 * HALF) + j

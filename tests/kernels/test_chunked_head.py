@@ -92,7 +92,9 @@ def test_losses_are_of_logits_past_2_to_the_31_elements(device, far):
     source[last] = 0
     targets, losses = source.new_tensor([5]).long(), source.new_zeros(last + 1).float()
     tensors = far(logits, width * last), targets, source, losses
-    options = {"GRADIENT": False, "VECTOR": 8, "BLOCK": 2**16}
+    # an interpreter takes its time by the call, a card's compiler by the block
+    block = 2**16 if device.type == "cpu" else 2**11
+    options = {"GRADIENT": False, "VECTOR": 8, "BLOCK": block}
     launch(chunked_head._row_kernel, (last + 1,), *tensors, 24, width // 8, **options)
     assert not losses[:last].any()
     theirs, exact = (

@@ -121,8 +121,8 @@ def test_positions_may_be_as_high_as_the_tables_reach(twin, inputs, tensor, give
 
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [((3, 2, 2, 8), (2**30, 16, 8)), ((1, 3, 2, 8), (64, 2**30, 8))],
-    ids=["sequences", "positions"],
+    [((3, 2, 2, 8), (2**30, 16, 8)), ((1, 3, 2, 8), (64, 2**30, 8)), ((1, 1, 3, 8), (8, 8, 2**30))],
+    ids=["sequences", "positions", "heads"],
 )
 def test_tokens_may_lie_past_2_to_the_31_elements(device, inputs, far, shape, strides):
     B, S, H, K = shape
