@@ -1,7 +1,7 @@
-"""Checks and times fastbrain on this machine's GPU, part by part, each with its share of the time.
+"""Checks and times fastbrain on this machine's GPU, part by part.
 
-A part that fails or runs out of time is reported, and the rest goes on. With --dry every line runs
-at a toy size on the CPU, under Triton's interpreter, and no time is quoted.
+A part that fails is reported, and the rest goes on. With --dry every line runs at a toy size on the
+CPU, under Triton's interpreter, and no time is quoted.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a machine with an NVIDIA GPU says of fastbrain: checks first, then times, in at most 8 minutes.
+# What a machine with an NVIDIA GPU says of fastbrain: checks first, then times.
 # Needs python3 with torch, triton, numpy, safetensors and tokenizers; pytest for the kernel tests.
 #   bench/device_check.sh [--out DIR] [--dry]
 set -euo pipefail

@@ -198,7 +198,7 @@ def routing_place(family: str) -> Tile:
 
 def routing_map(family: str, E: int, itemsize: int) -> Tile:
     """Tiles, of BLOCK_M rows, that a program describes, by all experts and the rows past them."""
-    rows, groups = _group_rows(family, itemsize), _power(E + 1)
+    rows, groups = _group_rows(family, itemsize), _power_of_2(E + 1)
     block = max(1, min(32, 8192 // groups))
     return {"BLOCK_M": rows, "BLOCK": block, "BLOCK_E": groups, "num_warps": 4}
 
@@ -235,7 +235,7 @@ def gates_grad(family: str) -> Tile:
 
 def sum_by_token(family: str, D: int, itemsize: int) -> Tile:
     """Columns of one token's row: 16 bytes or more a thread."""
-    block = min(1024, max(256, _power(D)))
+    block = min(1024, max(256, _power_of_2(D)))
     return {"BLOCK": block, "num_warps": min(4, block * itemsize // 512)}
 
 
@@ -272,8 +272,3 @@ def _group(rows: _Group, columns: str, family: str, itemsize: int) -> Tile:
 def _group_rows(family: str, itemsize: int) -> int:
     """Rows of a tile of every product of grouped rows, which share one map."""
     return 128 if (family, itemsize) == ("sm_90", 2) else 64
-
-
-def _power(n: int) -> int:
-    """The smallest power of 2 that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
