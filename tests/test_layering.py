@@ -15,11 +15,11 @@ ORDER = [
     "errors", "atomic", "kernels", "precision", "schedule", "stdrng", "tokens", "config", "plan",
     "layers", "moe", "transformer", "fused_adam", "optim", "optimizer_state", "builder",
     "formats", "sampler", "generate", "parallel", "devices", "losses", "lm", "training",
-    "sweep_arch", "train", "cli",
+    "sweep_arch", "train", "commands", "cli",
 ]
 # fmt: on
 # these import what takes seconds when they come to need it, so that --help is quick
-COMMANDS = ("sweep_arch", "train", "cli")
+COMMANDS = ("sweep_arch", "train", "commands", "cli")
 ROOT = Path(fastbrain.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 

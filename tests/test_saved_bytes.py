@@ -1,4 +1,4 @@
-"""What a layer keeps between forward and backward, to the byte: the formula of docs/kernels.md."""
+"""What a model keeps between forward and backward, to the byte: the formula of docs/kernels.md."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,8 +9,9 @@ from models import DENSE, MOE, model
 from torch.autograd.graph import saved_tensors_hooks
 
 from fastbrain import TransformerConfig, kernels
-from fastbrain.kernels import fused, tiles
-from fastbrain.layers import Weight, attend_within
+from fastbrain.kernels import fused, reference
+from fastbrain.layers import Weight
+from fastbrain.plan.saved import head_bytes, saved_bytes
 
 B, S = 2, 24
 WIDE = TransformerConfig(
@@ -31,58 +32,53 @@ WIDE = TransformerConfig(
 CONFIGS = {
     "small": replace(DENSE, head_dim=16),
     "wide": WIDE,
+    "deep": replace(DENSE, head_dim=16, n_layers=5, n_kv_heads=1, tie_embeddings=False),
     "moe": replace(MOE, head_dim=16, shared_expert=False),
     "moe-shared": replace(MOE, head_dim=16, shared_expert=True),
     "moe-wide": replace(WIDE, n_layers=2, moe_layers=(1,)),
 }
 
 
-def closed_form(c: TransformerConfig, moe: bool, a: int) -> int:
-    """Bytes that one layer saves; activations have `a` bytes, statistics and the stream FP32."""
-    N = B * S
-    heads = c.n_heads + c.n_kv_heads
-    # two norms, their outputs, projections, turned heads, attention's output and log-sum-exp
-    token = (8 + 2 * a) * c.d_model + 8 + 3 * a * c.head_dim * heads + 4 * c.n_heads
-    if not moe:
-        return N * (token + 3 * a * c.d_ff)
-    E, k, F = c.num_experts, c.experts_per_token, c.moe_d_ff
-    # gate and up rows of each choice, its row and slot, and the router's own
-    token += 2 * a * k * F + 8 * k + 8 * k + 16 * E + 9
-    token += 3 * a * F if c.shared_expert else 0
-    rows = tiles.group_rows("sm_86", a)["BLOCK_M"]
-    num_tiles = -(-N * k // rows) + E
-    return N * token + 12 * num_tiles + 12 * E + 4
-
-
-def saved_by_trunk(config: TransformerConfig, mixed_precision: bool) -> int:
-    """Bytes of distinct storages that the blocks and the last norm save, weights left out."""
+def counted(config: TransformerConfig, mixed_precision: bool, twin) -> int:
+    """Bytes of distinct storages that a forward with loss saves, weights left out."""
     lm = model(config)
     lm.module.mixed_precision = mixed_precision
-    module = lm.module.to("meta")
-    ids = torch.zeros(B, S, dtype=torch.int64, device="meta")
+    # the kernels say what they would keep on tensors without data
+    module = lm.module.to("meta") if twin is fused else lm.module
+    device = module.embedding.weight.device
+    ids = torch.zeros(B, S, dtype=torch.int64, device=device)
+    mask = torch.ones(B, S, dtype=torch.bool, device=device)
     found = {}
 
     def pack(x):
         found[x.untyped_storage()._cdata] = x.untyped_storage()
         return x
 
-    attends = [attend_within(None)] * config.n_layers
-    with kernels.use(fused), saved_tensors_hooks(pack, lambda x: x):
-        module.trunk(ids, attends, None, None)
+    with kernels.use(twin), saved_tensors_hooks(pack, lambda x: x):
+        loss, count, auxiliary = module(ids, targets=ids, mask=mask, max_rows=B * (S - 1))
+        total = loss / count.clamp(min=1) + auxiliary
+    assert total.requires_grad
     shadows = [m.shadow for m in module.modules() if isinstance(m, Weight) and m.shadow is not None]
     for x in (*module.parameters(), *module.buffers(), *shadows):
         found.pop(x.untyped_storage()._cdata, None)
     return sum(storage.nbytes() for storage in found.values())
 
 
-@pytest.mark.parametrize("mixed_precision", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_layer_saves_what_the_closed_form_says(config, mixed_precision, monkeypatch):
+both_precisions = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@both_precisions
+@every_config
+def test_a_step_on_the_kernels_keeps_what_the_plan_says(config, bf16, monkeypatch):
     # PyTorch knows no autocast on meta tensors, not even one that is off
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())
-    last = config.n_layers - 1
-    moe = config.is_moe(last)
-    fewer = replace(config, n_layers=last or 1, moe_layers=())
-    more = replace(fewer, n_layers=fewer.n_layers + 1, moe_layers=(fewer.n_layers,) if moe else ())
-    layer = saved_by_trunk(more, mixed_precision) - saved_by_trunk(fewer, mixed_precision)
-    assert layer == closed_form(config, moe, 2 if mixed_precision else 4)
+    assert counted(config, bf16, fused) == saved_bytes(config, B, S, bf16)
+
+
+@both_precisions
+@every_config
+def test_a_step_on_the_cpu_keeps_what_the_plan_says(config, bf16):
+    # its loss holds the gradients that it has ready without telling autograd
+    ready = head_bytes(config, B * S, bf16, fused=False) - 8
+    assert counted(config, bf16, reference) == saved_bytes(config, B, S, bf16, fused=False) - ready

@@ -133,7 +133,7 @@ def _of_model(model: Model, dtype: torch.dtype) -> Iterator[_Call]:
     qkv = _meta(B, S, H + 2 * G, K, dtype=dtype)
     yield "causal_attention", fused.causal_attention(*turned, qkv[:, :, H + G :])
     if model.E:
-        yield "expert_ffn", _experts(model, dtype)
+        yield "expert_ffn", expert_ffn_of(model, dtype)
     head, shadow = _weight(V, D, dtype=dtype)
     hidden, counts = _meta(N, D, dtype=dtype), _meta(N, dtype=torch.bool)
     targets = _meta(N, dtype=torch.int64)
@@ -208,7 +208,7 @@ def _evaluation(dtype: torch.dtype) -> Iterator[_Call]:
     """What a forward without gradients launches otherwise."""
     N, D, V = CHAPTER.B * CHAPTER.S, CHAPTER.D, CHAPTER.V
     with torch.no_grad():
-        _experts(CHAPTER, dtype)
+        expert_ffn_of(CHAPTER, dtype)
         yield "expert_ffn", None
         head, shadow = _weight(V, D, dtype=dtype)
         targets, counts = _meta(N, dtype=torch.int64), _meta(N, dtype=torch.bool)
@@ -216,7 +216,8 @@ def _evaluation(dtype: torch.dtype) -> Iterator[_Call]:
     yield "linear_cross_entropy", None
 
 
-def _experts(model: Model, dtype: torch.dtype) -> Tensor:
+def expert_ffn_of(model: Model, dtype: torch.dtype) -> Tensor:
+    """The routed experts of a model, on tensors without data."""
     N, D, E, F = model.B * model.S, model.D, model.E, model.moe_d_ff
     gate_up, gate_up_shadow = _weight(E, 2 * F, D, dtype=dtype)
     down, down_shadow = _weight(E, D, F, dtype=dtype)

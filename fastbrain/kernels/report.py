@@ -3,12 +3,15 @@
 Every specialisation of every kernel is compiled at the shapes of `production`, its machine code is
 read (`facts`) and held to its closed form (`closed_forms`) and to the gates (`gates`). The exit
 status is 1 when a gate fails, and the report says which. docs/kernels.md explains the columns.
+
+With `--simulated FILE` it writes what the planner wants to know of the same machine code instead.
 """
 
 import argparse
 import json
 import os
 import platform
+import re
 import resource
 import shlex
 import sys
@@ -17,12 +20,13 @@ import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from fastbrain.kernels import facts, gates
+from fastbrain.kernels import facts, gates, simulated
 from fastbrain.kernels.closed_forms import name_of, work_of
 from fastbrain.kernels.cycles import LIMITS
 from fastbrain.kernels.facts import Facts
@@ -90,6 +94,23 @@ def report(families: Iterable[str], choice: Choice, jobs: int) -> list[Report]:
         _judged(family, {n: results[family, n] for n in first_of}, first_of)
         for family, first_of in chosen.items()
     ]
+
+
+def write_simulated(path: Path, jobs: int, command: str) -> None:
+    """Writes the planner's file; see `fastbrain.kernels.simulated`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fastbrain-report-") as cache,
+        ProcessPoolExecutor(jobs, get_context("spawn"), _start, (cache, Choice())) as pool,
+    ):
+        content = {"command": command, "versions": _versions()} | simulated.shares(pool)
+    # a row of the table to a line
+    text = json.dumps(content, indent=1)
+    text = re.sub(r"\[\s+([\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "triton": triton.__version__}
 
 
 def _distinct(family: str, choice: Choice) -> dict[int, list[Case]]:
@@ -234,7 +255,7 @@ def _print(reports: list[Report], header: str, markdown: bool) -> None:
 
 def _as_json(reports: list[Report]) -> dict[str, Any]:
     return {
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "versions": _versions(),
         "failed": [line for found in reports for line in found.failed],
         "families": {found.family: _family_as_json(found) for found in reports},
     }
@@ -293,9 +314,17 @@ def main(arguments: list[str] | None = None) -> int:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--markdown", action="store_true", help="print tables for docs/kernels.md")
+    output.add_argument(
+        "--simulated", type=Path, metavar="FILE", help="write the planner's data, and nothing else"
+    )
     given = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set, so nothing compiles; unset it")
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "fastbrain.kernels.report", *words])
+    if given.simulated:
+        write_simulated(given.simulated, given.jobs, command)
+        return 0
     start = time.monotonic()
     choice = Choice(given.operations, given.shapes, [_DTYPES[name] for name in given.dtypes])
     # which launches there are is the same for every family
@@ -309,8 +338,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json:
         print(json.dumps(_as_json(reports), indent=1))
     else:
-        words = sys.argv[1:] if arguments is None else arguments
-        command = shlex.join(["python", "-m", "fastbrain.kernels.report", *words])
         _print(reports, _header(command, time.monotonic() - start, given.markdown), given.markdown)
     failed = [line for found in reports for line in found.failed]
     for line in failed:

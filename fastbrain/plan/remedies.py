@@ -1,0 +1,105 @@
+"""The chapter's six ways out when a step does not fit, with what each would save."""
+
+from dataclasses import dataclass, replace
+
+from fastbrain.config import TransformerConfig
+from fastbrain.errors import InvalidConfig
+from fastbrain.plan.cards import Card, find_card
+from fastbrain.plan.memory import memory
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One way out.
+
+    Attributes:
+        text: what to do, as a sentence without its end.
+        saved_bytes: of the peak; 0 where it would save nothing here.
+    """
+
+    text: str
+    saved_bytes: int
+
+    def __str__(self) -> str:
+        if not self.saved_bytes:
+            return f"{self.text}: saves nothing here"
+        return f"{self.text}: saves about {self.saved_bytes / 2**20:,.0f} MiB"
+
+
+def remedies(
+    config: TransformerConfig, card: Card | str, batch: int, seq: int, *, mixed_precision: bool
+) -> tuple[Remedy, ...]:
+    """The six, cheapest first; each is reckoned from the shape as it is, not after the others.
+
+    Args:
+        config: the model that does not fit.
+        card: which it does not fit on.
+        batch: rows of a micro-batch.
+        seq: tokens of a row.
+        mixed_precision: whether it is on.
+    """
+    card = find_card(card) if isinstance(card, str) else card
+    peak = memory(config, card, batch, seq, mixed_precision).peak_bytes
+
+    def saved(
+        other: TransformerConfig | None, rows: int = batch, tokens: int = seq, bf16: bool = True
+    ) -> int:
+        if other is None or rows < 1 or tokens < 1:
+            return 0
+        bf16 = mixed_precision or bf16
+        return max(0, peak - memory(other, card, rows, tokens, bf16).peak_bytes)
+
+    same = mixed_precision
+    half = batch // 2
+    kv = _changed(config, n_kv_heads=config.n_kv_heads // 2)
+    experts = None
+    if config.moe_layers:
+        experts = _changed(
+            config, num_experts=2 * config.num_experts, moe_d_ff=max(config.moe_d_ff // 2, 1)
+        )
+    kept = [layer for layer in config.moe_layers if layer < config.n_layers * 3 // 4]
+    fewer = _changed(config, n_layers=max(config.n_layers * 3 // 4, 1), moe_layers=tuple(kept))
+    return (
+        Remedy(
+            f"a micro-batch of {half} instead of {batch}, with twice the accumulation"
+            if half
+            else "a smaller micro-batch, but it is 1 already",
+            saved(config if half else None, rows=half, bf16=same),
+        ),
+        Remedy(
+            "mixed precision, which is on already" if same else "mixed precision",
+            0 if same else saved(config, bf16=True),
+        ),
+        Remedy(
+            f"sequences of {seq // 2} tokens instead of {seq}",
+            saved(config, tokens=seq // 2, bf16=same),
+        ),
+        Remedy(
+            f"{config.n_kv_heads // 2} key-value heads instead of {config.n_kv_heads} "
+            "(another model: start over)"
+            if kv
+            else f"fewer key-value heads than {config.n_kv_heads}, but none fit "
+            f"{config.n_heads} heads (another model: start over)",
+            saved(kv, bf16=same),
+        ),
+        Remedy(
+            f"{2 * config.num_experts} experts of {config.moe_d_ff // 2} instead of "
+            f"{config.num_experts} of {config.moe_d_ff}: as many parameters, fewer of them active "
+            "(another model: start over)"
+            if experts
+            else "more, narrower experts, of which this model has none (another model: start over)",
+            saved(experts, bf16=same),
+        ),
+        Remedy(
+            f"{max(config.n_layers * 3 // 4, 1)} layers instead of {config.n_layers}, or a smaller "
+            "d_model (another model: start over)",
+            saved(fewer, bf16=same),
+        ),
+    )
+
+
+def _changed(config: TransformerConfig, **fields: object) -> TransformerConfig | None:
+    try:
+        return replace(config, **fields)  # type: ignore[arg-type]
+    except InvalidConfig:
+        return None
