@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fastbrain.commands import bench, plan
 from fastbrain.training import command
 from fastbrain.training.command import Request
 from fastbrain.training.progress import Console
@@ -28,7 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("resume", "go on with a run", command.add_resume_arguments),
     ):
         add_arguments(verbs.add_parser(name, help=text, description=f"{text.capitalize()}."))
-    return command.execute(command.parse(parser, arguments), _train)
+    for name, text, module in (
+        ("plan", "predict what a shape costs on a card", plan),
+        ("bench", "time the operations and whole jobs beside their peers", bench),
+    ):
+        verb = verbs.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        module.add_arguments(verb)
+        verb.set_defaults(execute=module.run)
+    options = command.parse(parser, arguments)
+    if "execute" in options:
+        return int(options.execute(options))
+    return command.execute(options, _train)
 
 
 def _train(request: Request, console: Console) -> int:

@@ -18,7 +18,8 @@ def test_help_comes_without_torch():
     script = """
 import sys
 from fastbrain.cli import main
-for arguments in (["--help"], ["train", "--help"], ["resume", "--help"], ["fly"], []):
+verbs = (["train", "--help"], ["resume", "--help"], ["plan", "--help"], ["bench", "--help"])
+for arguments in (["--help"], *verbs, ["fly"], []):
     try:
         main(arguments)
     except SystemExit as exit:
@@ -28,10 +29,12 @@ assert "torch" not in sys.modules
     done = process("-c", script)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == [
-        "exit 0", "exit 0", "exit 0", "exit 2", "exit 2",
+        *["exit 0"] * 5, "exit 2", "exit 2",
     ]  # fmt: skip
     assert "fastbrain train tiny-cpu data.train=corpus.txt --run runs/first" in done.stdout
     assert "fastbrain resume runs/first" in done.stdout
+    assert "fastbrain plan 300m-moe-12gb --card rtx4090" in done.stdout
+    assert "fastbrain bench attention" in done.stdout
     assert "124m, 300m-moe-12gb, 30m, tiny-cpu" in done.stdout
 
 

@@ -75,6 +75,19 @@ def test_names_are_unique():
     assert len({each.table for each in kernel_tables()}) == len(kernel_tables())
 
 
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.table == "sweep"], ids=lambda row: row.id
+)
+def test_the_sweep_derives_its_widths_as_the_crate_does(row):
+    c = row.config
+    d = c.d_model
+    assert (c.head_dim, c.n_heads, c.n_kv_heads) == (64, d // 64, d // 64 // 4)
+    assert c.d_ff == d * 11 // 4
+    if c.moe_layers:
+        assert (c.moe_d_ff, c.num_experts, c.experts_per_token) == (d * 11 // 16, 8, 2)
+        assert c.moe_layers == tuple(range(2, c.n_layers))
+
+
 def test_contention_slows_by_what_the_source_says():
     row = row_of("sweep-moe-v32000-16x512")
     ratio = row.tokens_per_s.middle / row.contended_tokens_per_s.middle

@@ -128,7 +128,7 @@ def _experts(task: Task) -> dict[tuple[Row, int], float]:
     with recorded(HOME) as launches:
         model = CHAPTER._replace(D=D, moe_d_ff=F)
         expert_ffn_of(model, _DTYPES[task.dtype]).sum().backward()
-    found = {}
+    found: dict[tuple[Row, int], float] = {}
     for launch in launches:
         kernel, work = name_of(launch), work_of(launch)
         if kernel not in gates.EXPERT_PRODUCTS:
@@ -138,6 +138,9 @@ def _experts(task: Task) -> dict[tuple[Row, int], float]:
         along_rows = kernel == "grouped_gemm.weights"
         size = len(work.ctas) if along_rows else int(work.ctas[0][0] * step)
         row = Row(kernel, task.dtype, tile=(rows, columns))
+        if kernel == "grouped_gemm.rows" and any(each == row for each, _ in found):
+            # the input's gradient, whose depth is the forward one of the next size
+            continue
         found[row, size] = _share(work.flops, _ms(launch), task.dtype)
     return found
 

@@ -88,12 +88,19 @@ class Plan:
         parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         for each in self.operations:
             parts[each.operation.part] += each.ms
-        parts["gaps between launches"] = max(0.0, self.step_ms - sum(parts.values()))
+        # on a CPU there are none
+        gaps = 0.0 if self.card.is_cpu else max(0.0, self.step_ms - sum(parts.values()))
+        parts["gaps between launches"] = gaps
         return parts
 
-    def largest_micro_batch(self, budget_bytes: int | None = None) -> int:
-        """The most rows that fit a budget, with accumulation; else what the card has."""
+    def largest_micro_batch(self, budget_bytes: int | None = None) -> int | None:
+        """The most rows that fit a budget, or else the card, with accumulation.
+
+        None where there is no budget and the card's memory is unknown.
+        """
         budget = self.card.memory_bytes if budget_bytes is None else budget_bytes
+        if budget_bytes is None and not budget:
+            return None
         return largest_micro_batch(self.config, self.card, self.seq, self.mixed_precision, budget)
 
 

@@ -94,15 +94,20 @@ def product_share(operation: Operation, card: Card) -> float:
 
 def step_ms(operations: Sequence[Timed], card: Card) -> float:
     """Of a whole step: its operations and gaps, or what the host needs to start them."""
-    launches = sum(each.operation.launches for each in operations)
-    kernels = sum(each.ms for each in operations)
-    if card.is_cpu:
-        return kernels
-    return max(kernels + launches * GAP_US / 1e3, launches * HOST_US / 1e3)
+    return max(_device_ms(operations, card), _host_ms(operations, card))
 
 
 def host_bound(operations: Sequence[Timed], card: Card) -> bool:
     """Whether starting the operations takes longer than doing them."""
-    launches = sum(each.operation.launches for each in operations)
-    kernels = sum(each.ms for each in operations)
-    return not card.is_cpu and launches * HOST_US / 1e3 > kernels + launches * GAP_US / 1e3
+    return _host_ms(operations, card) > _device_ms(operations, card)
+
+
+def _device_ms(operations: Sequence[Timed], card: Card) -> float:
+    gap = 0.0 if card.is_cpu else GAP_US / 1e3
+    return sum(each.ms + gap * each.operation.launches for each in operations)
+
+
+def _host_ms(operations: Sequence[Timed], card: Card) -> float:
+    # on a CPU the host is the device
+    host = 0.0 if card.is_cpu else HOST_US / 1e3
+    return sum(host * each.operation.launches for each in operations)

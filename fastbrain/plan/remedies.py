@@ -21,13 +21,19 @@ class Remedy:
     saved_bytes: int
 
     def __str__(self) -> str:
-        if not self.saved_bytes:
+        if self.saved_bytes < 2**19:
             return f"{self.text}: saves nothing here"
         return f"{self.text}: saves about {self.saved_bytes / 2**20:,.0f} MiB"
 
 
 def remedies(
-    config: TransformerConfig, card: Card | str, batch: int, seq: int, *, mixed_precision: bool
+    config: TransformerConfig,
+    card: Card | str,
+    batch: int,
+    seq: int,
+    *,
+    mixed_precision: bool,
+    accumulate: int = 1,
 ) -> tuple[Remedy, ...]:
     """The six, cheapest first; each is reckoned from the shape as it is, not after the others.
 
@@ -37,19 +43,22 @@ def remedies(
         batch: rows of a micro-batch.
         seq: tokens of a row.
         mixed_precision: whether it is on.
+        accumulate: micro-batches of a step.
     """
     card = find_card(card) if isinstance(card, str) else card
-    peak = memory(config, card, batch, seq, mixed_precision).peak_bytes
+    peak = memory(config, card, batch, seq, mixed_precision, accumulate).peak_bytes
 
     def saved(
-        other: TransformerConfig | None, rows: int = batch, tokens: int = seq, bf16: bool = True
+        other: TransformerConfig | None,
+        rows: int = batch,
+        tokens: int = seq,
+        bf16: bool = mixed_precision,
+        micro: int = accumulate,
     ) -> int:
         if other is None or rows < 1 or tokens < 1:
             return 0
-        bf16 = mixed_precision or bf16
-        return max(0, peak - memory(other, card, rows, tokens, bf16).peak_bytes)
+        return max(0, peak - memory(other, card, rows, tokens, bf16, micro).peak_bytes)
 
-    same = mixed_precision
     half = batch // 2
     kv = _changed(config, n_kv_heads=config.n_kv_heads // 2)
     experts = None
@@ -64,23 +73,24 @@ def remedies(
             f"a micro-batch of {half} instead of {batch}, with twice the accumulation"
             if half
             else "a smaller micro-batch, but it is 1 already",
-            saved(config if half else None, rows=half, bf16=same),
+            # which keeps gradients from one micro-batch to the next
+            saved(config if half else None, rows=half, micro=2 * accumulate),
         ),
         Remedy(
-            "mixed precision, which is on already" if same else "mixed precision",
-            0 if same else saved(config, bf16=True),
+            "mixed precision, which is on already" if mixed_precision else "mixed precision",
+            saved(config, bf16=True),
         ),
         Remedy(
             f"sequences of {seq // 2} tokens instead of {seq}",
-            saved(config, tokens=seq // 2, bf16=same),
+            saved(config, tokens=seq // 2),
         ),
         Remedy(
-            f"{config.n_kv_heads // 2} key-value heads instead of {config.n_kv_heads} "
+            f"key-value heads {config.n_kv_heads // 2} instead of {config.n_kv_heads} "
             "(another model: start over)"
             if kv
             else f"fewer key-value heads than {config.n_kv_heads}, but none fit "
             f"{config.n_heads} heads (another model: start over)",
-            saved(kv, bf16=same),
+            saved(kv),
         ),
         Remedy(
             f"{2 * config.num_experts} experts of {config.moe_d_ff // 2} instead of "
@@ -88,12 +98,12 @@ def remedies(
             "(another model: start over)"
             if experts
             else "more, narrower experts, of which this model has none (another model: start over)",
-            saved(experts, bf16=same),
+            saved(experts),
         ),
         Remedy(
             f"{max(config.n_layers * 3 // 4, 1)} layers instead of {config.n_layers}, or a smaller "
             "d_model (another model: start over)",
-            saved(fewer, bf16=same),
+            saved(fewer),
         ),
     )
 

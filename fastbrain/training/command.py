@@ -97,10 +97,12 @@ def parse(
     argparse alone takes positional arguments up to the first option and refuses later ones.
     """
     options, rest = parser.parse_known_args(arguments)
-    strange = [each for each in rest if each.startswith("-")]
+    takes_overrides = "overrides" in options
+    strange = [each for each in rest if each.startswith("-") or not takes_overrides]
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
-    options.overrides = [*options.overrides, *rest]
+    if takes_overrides:
+        options.overrides = [*options.overrides, *rest]
     return options
 
 

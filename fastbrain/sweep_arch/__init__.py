@@ -1,0 +1,1 @@
+"""`python -m fastbrain.sweep_arch`: what a training step of one shape costs on this machine."""
