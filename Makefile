@@ -23,6 +23,7 @@ lint: .venv/dev
 	$(BIN)/mypy examples
 
 bench: .venv/bench
+	$(BIN)/python -m fastbrain bench
 	$(BIN)/python -m bench.training_step --precision both --profile
 
 clean:

@@ -1,4 +1,4 @@
-"""Who races in a training benchmark: fastbrain and its peer, behind one set of calls.
+"""Who races in a training benchmark: fastbrain and its peers, behind one set of calls.
 
 A contender is a model with one way of running it. The ways of a peer (precision, implementation of
 its experts) share one model, so that trying them all costs no memory.
@@ -6,12 +6,11 @@ its experts) share one model, so that trying them all costs no memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from bench.peers import Peer, experts_implementations
 from bench.shapes import LEARNING_RATE, MAX_NORM, TrainingShape
 from fastbrain import Optimizer, TokenBatch, TransformerLm
 
@@ -24,7 +23,7 @@ class Trainee(Protocol):
     name: str
 
     def parameters(self) -> int: ...
-    def use(self, precision: str, experts: str | None) -> None: ...
+    def use(self, precision: str, option: str | None) -> None: ...
     def zero_grad(self) -> None: ...
     def accumulate(self, ids: Tensor) -> Tensor: ...
     def update(self) -> Tensor: ...
@@ -35,17 +34,25 @@ class Ours:
 
     name = "fastbrain"
 
-    def __init__(self, shape: TrainingShape, seed: int = 0) -> None:
+    def __init__(self, shape: TrainingShape, device: torch.device, seed: int = 0) -> None:
         builder = TransformerLm.builder().config(shape.config).seed(seed)
-        self._model = builder.optimizer(Optimizer.adam(LEARNING_RATE)).build()
+        builder = builder.mixed_precision(False).optimizer(Optimizer.adam(LEARNING_RATE))
+        self._model = builder.build()
+        if device.type == "cuda":
+            self._model.to_cuda()
         self._precision = "fp32"
+
+    @staticmethod
+    def missing(device: torch.device) -> str | None:
+        """None: it runs anywhere."""
+        return None
 
     def parameters(self) -> int:
         """Parameters in all; a tied head counts once."""
         return self._model.parameter_counts().total
 
-    def use(self, precision: str, experts: str | None) -> None:
-        """Switch the precision; there is one implementation of the experts."""
+    def use(self, precision: str, option: str | None) -> None:
+        """Switch the precision; there is no other choice."""
         if precision != self._precision:
             self._model.set_mixed_precision(precision == "bf16")
             self._precision = precision
@@ -70,16 +77,16 @@ class Contender:
     Attributes:
         trainee: the model, which other contenders may share.
         precision: "fp32" or "bf16".
-        experts: the peer's experts implementation; None where there is no choice.
+        option: a peer's own choice, such as its experts implementation; None where it has none.
     """
 
     trainee: Trainee = field(repr=False)
     precision: str
-    experts: str | None = None
+    option: str | None = None
 
     @property
     def label(self) -> str:
-        return " ".join([self.trainee.name, self.precision, *filter(None, [self.experts])])
+        return label(self.trainee.name, self.precision, self.option)
 
     @property
     def ours(self) -> bool:
@@ -87,7 +94,7 @@ class Contender:
 
     def use(self) -> None:
         """Make the model run this way; call it before a turn, outside what is timed."""
-        self.trainee.use(self.precision, self.experts)
+        self.trainee.use(self.precision, self.option)
 
     def step(self, ids: Tensor) -> Tensor:
         """A whole training step over ids (B, S), its phases named for the profiler; the loss."""
@@ -99,22 +106,16 @@ class Contender:
         return loss
 
 
-def contenders(
-    shape: TrainingShape, precisions: list[str]
-) -> Iterator[tuple[Contender, str | None]]:
-    """Ours in the given precisions, and the peer in every way it might be fastest.
+class Absent(NamedTuple):
+    """A contender that cannot race here, and why."""
 
-    Mixed precision has to beat the peer's better precision, so both of them race then.
+    label: str
+    reason: str
 
-    Yields:
-        A contender, and why it cannot be tried, or None.
-    """
-    for precision in precisions:
-        yield Contender(Ours(shape), precision), None
-    peer = Peer(shape)
-    for precision in ["fp32", "bf16"] if "bf16" in precisions else ["fp32"]:
-        for experts, reason in experts_implementations(shape):
-            yield Contender(peer, precision, experts), reason
+
+def label(name: str, precision: str, option: str | None = None) -> str:
+    """What a table calls a contender."""
+    return " ".join([name, precision, *filter(None, [option])])
 
 
 def random_ids(shape: TrainingShape, seed: int = 0) -> Iterator[Tensor]:

@@ -11,14 +11,14 @@ learned gate (d_model parameters a layer), and has no router z-loss, which ours 
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.shapes import LEARNING_RATE, MAX_NORM, TrainingShape
+from bench.shapes import TrainingShape
+from bench.torch_trainee import TorchTrainee
 
 MISSING = (
     "the peers are Hugging Face models and need transformers 5 or newer; "
@@ -37,55 +37,44 @@ def available() -> bool:
         return False
 
 
-class Peer:
+class Peer(TorchTrainee):
     """A Hugging Face causal language model of a shape, with the optimizer that trains it.
 
     Args:
         shape: what to build; a config with MoE layers becomes Qwen2-MoE, one without Llama.
+        device: where it trains.
         seed: of the initial weights.
 
     Attributes:
         name: the peer's architecture.
-        precision: "fp32", or "bf16" for the forward under autocast; may be set between steps.
     """
 
-    def __init__(self, shape: TrainingShape, seed: int = 0) -> None:
+    name = "Hugging Face"
+
+    def __init__(self, shape: TrainingShape, device: torch.device, seed: int = 0) -> None:
         torch.manual_seed(seed)
-        self.precision = "fp32"
+        super().__init__(causal_model(shape), device)
         self.name = "qwen2-moe" if shape.config.moe_layers else "llama"
-        self._model: Any = _qwen2_moe(shape) if shape.config.moe_layers else _llama(shape)
-        self._model.train()
-        # betas and eps are PyTorch's defaults, which are also fastbrain's
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True
-        )
 
-    def parameters(self) -> int:
-        """Parameters in all; a tied head counts once."""
-        return sum(p.numel() for p in self._model.parameters())
+    @staticmethod
+    def missing(device: torch.device) -> str | None:
+        """Why it cannot run here, or None."""
+        return None if available() else MISSING
 
-    def use(self, precision: str, experts: str | None) -> None:
+    def use(self, precision: str, option: str | None) -> None:
         """Switch the precision, and the experts implementation where there are experts."""
         self.precision = precision
-        if experts is not None and experts != self._model.config._experts_implementation:
-            self._model.set_experts_implementation(experts)
+        if option is not None and option != self.model.config._experts_implementation:
+            self.model.set_experts_implementation(option)
 
-    def zero_grad(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+    def loss(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        return out
 
-    def accumulate(self, ids: Tensor) -> Tensor:
-        """Forward and backward over ids (B, S) int64; returns the 0-d loss."""
-        bf16 = self.precision == "bf16"
-        with torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext():
-            loss: Tensor = self._model(input_ids=ids, labels=ids, use_cache=False).loss
-        torch.autograd.backward(loss)
-        return loss.detach()
 
-    def update(self) -> Tensor:
-        """Clip to `MAX_NORM` and take an AdamW step; returns the 0-d norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), MAX_NORM)
-        self._optimizer.step()
-        return norm
+def causal_model(shape: TrainingShape) -> Any:
+    """The Hugging Face model that is nearest to a shape's configuration."""
+    return _qwen2_moe(shape) if shape.config.moe_layers else _llama(shape)
 
 
 def experts_implementations(shape: TrainingShape) -> Iterator[tuple[str | None, str | None]]:

@@ -1,7 +1,7 @@
 """The shapes that benchmarks run at, as data, so that ours and the peer read the same numbers.
 
-`TRAINING` is what tables quote. `TOY` is the same in miniature: it keeps the benchmarks from
-rotting and is never quoted, because at that size the time is Python's.
+`TRAINING` is what tables quote of a CPU, and `CARD` of a GPU. `TOY` is the same in miniature: it
+keeps the benchmarks from rotting and is never quoted, because at that size the time is Python's.
 """
 
 from dataclasses import dataclass, replace
@@ -53,6 +53,39 @@ TRAINING = {
     "moe": TrainingShape("moe", TransformerConfig(vocab_size=16_384), 4, 512),
 }
 
+CARD = {
+    "dense": TrainingShape(
+        "dense",
+        TransformerConfig(
+            vocab_size=32_004,
+            d_model=768,
+            n_layers=16,
+            n_heads=12,
+            n_kv_heads=4,
+            d_ff=1408,
+            moe_layers=(),
+            max_seq_len=1024,
+        ),
+        8,
+        1024,
+    ),
+    "moe": TrainingShape(
+        "moe",
+        TransformerConfig(
+            d_model=1024,
+            n_layers=20,
+            n_heads=16,
+            n_kv_heads=4,
+            d_ff=2816,
+            moe_d_ff=512,
+            moe_layers=tuple(range(5, 20)),
+            max_seq_len=1024,
+        ),
+        8,
+        1024,
+    ),
+}
+
 _TOY = TransformerConfig(
     vocab_size=512,
     d_model=64,
@@ -61,7 +94,7 @@ _TOY = TransformerConfig(
     n_kv_heads=2,
     head_dim=16,
     d_ff=176,
-    moe_d_ff=44,
+    moe_d_ff=48,
     num_experts=4,
     moe_layers=(1, 2),
 )

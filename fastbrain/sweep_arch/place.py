@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,15 +87,6 @@ def versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "system": platform.platform(),
     }
-
-
-def commit() -> str:
-    """Of the checkout that this runs from; "unknown" where it is none."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    with suppress(OSError):
-        done = subprocess.run(git, capture_output=True, text=True, check=False)
-        return done.stdout.strip() or "unknown"
-    return "unknown"
 
 
 def _installed(package: str) -> str | None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 from fastbrain import atomic
 from fastbrain.errors import InvalidConfig
 from fastbrain.sweep_arch.line import line, mib, short_count
-from fastbrain.sweep_arch.place import commit
 
 Launch = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 
@@ -139,11 +139,20 @@ def _document(command: str, rows: list[Row]) -> dict[str, Any]:
         "kind": "sweep",
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": _commit(),
         "rows": [
             {"arguments": row.text, "failure": row.failure, "result": row.document} for row in rows
         ],
     }
+
+
+def _commit() -> str:
+    """Of the checkout that this runs from; "unknown" where it is none."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    with suppress(OSError):
+        done = subprocess.run(git, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or "unknown"
+    return "unknown"
 
 
 def _spoken(row: Row) -> str:

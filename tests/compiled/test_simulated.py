@@ -28,7 +28,11 @@ def stored() -> dict[Row, dict[int, float]]:
 
 
 @pytest.mark.parametrize(
-    "task", [Task("bf16", 64, 1024), Task("bf16", None, 2)], ids=["attention", "experts"]
+    "task",
+    [
+        pytest.param(Task("bf16", 64, 1024), id="attention"),
+        pytest.param(Task("bf16", None, 2), id="experts", marks=pytest.mark.slow),
+    ],
 )
 def test_the_file_holds_todays_shares(task, tmp_path):
     """Compiling takes a process without TRITON_INTERPRET."""

@@ -1,0 +1,12 @@
+"""The loss of logits."""
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.operations import OPERATIONS
+from bench.timing import measure, rows
+
+
+@pytest.mark.parametrize(("case", "contender"), rows(OPERATIONS["masked_cross_entropy"]))
+def bench_masked_cross_entropy(benchmark: BenchmarkFixture, case: str, contender: str) -> None:
+    measure(benchmark, OPERATIONS["masked_cross_entropy"], case, contender)
