@@ -15,6 +15,7 @@ from bench.report.results import MeasuredStep
 from bench.shapes import CARD as CARD_SHAPES
 from fastbrain.config import TransformerConfig
 from fastbrain.plan import CARDS, Plan, known_card, plan
+from fastbrain.plan.shares import simulated
 
 COMMAND = "python -m bench.report predicted"
 CARD = CARDS["rtx3060"]
@@ -80,7 +81,15 @@ def section(measured: Sequence[MeasuredStep]) -> str:
     """Rates, peaks and memory by component; `measured` are steps of any card."""
     ours = [step for step in measured if known_card(step.device) == CARD]
     found = cases(ours)
-    facts = block([("command", COMMAND), ("device", f"{CARD.name}, as `fastbrain.plan` has it")])
+    made = simulated()
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    facts = block(
+        [
+            ("command", COMMAND),
+            ("device", f"{CARD.name}, as `fastbrain.plan` has it"),
+            ("kernels", f"machine code of {versions}"),
+        ]
+    )
     return page(
         [
             "## Predicted: fastbrain on an RTX 3060",
