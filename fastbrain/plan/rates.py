@@ -49,8 +49,9 @@ GAP_SOURCE = f"190.4 ms of a step hold 185.6 ms of kernels, 906 of them, {_MEASU
 HOST_US = 12.0
 HOST_SOURCE = "assumed: what PyTorch needs to start an operation from Python"
 
-# on a CPU the reference twins run: see the section on it in docs/planning.md
-CPU_ATTENTION, CPU_STREAM = 0.45, 0.35
+# on a CPU the reference twins run: of the rate of a measured product, and of a measured copy, from
+# the profile of a dense step on two threads, in docs/baseline.md
+CPU_ATTENTION, CPU_STREAM = 0.40, 0.35
 
 
 @dataclass(frozen=True)
