@@ -1,8 +1,9 @@
 """`fastbrain <verb>`: finds the verb; its module, and torch with it, is imported when it runs."""
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastbrain.commands import bench, plan
 from fastbrain.training import command
@@ -38,8 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb.set_defaults(execute=module.run)
     options = command.parse(parser, arguments)
     if "execute" in options:
-        return int(options.execute(options))
+        return _said(options.execute, options)
     return command.execute(options, _train)
+
+
+def _said(execute: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Runs a verb that only prints; returns its exit code, 1 where its output has nowhere to go."""
+    try:
+        code = execute(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # a reader like head has had enough; nothing may be left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return command.DONE
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"fastbrain: cannot write the output: {error.strerror}", file=sys.stderr)
+        return command.FAILED
 
 
 def _train(request: Request, console: Console) -> int:

@@ -67,6 +67,21 @@ def test_accumulation_repeats_all_but_the_update():
     assert four.memory.parts["gradients"] == 4 * CHAPTER.parameter_counts().total
 
 
+def test_other_cards_keep_a_part_of_the_home_cards_shares():
+    def attention_ms(card):
+        return plan(DENSE, card).ms_by_part()["attention"] * CARDS[card].tensor_flops
+
+    home = attention_ms("rtx3060")
+    assert attention_ms("rtx4090") == pytest.approx(home)
+    for name in ("a100", "h100", "h200"):
+        assert attention_ms(name) == pytest.approx(home / CARDS[name].kernel_share)
+
+
+def test_a_card_needs_more_than_the_allocators_peak():
+    memory = plan(DENSE).memory
+    assert memory.needed_bytes - memory.peak_bytes == memory.outside_bytes == 450 * 2**20
+
+
 def test_the_largest_micro_batch_fits_and_one_more_does_not():
     found = plan(CHAPTER)
     for mib in (8_000, 12_000, 40_000):
@@ -137,12 +152,13 @@ def test_cards_are_found_by_key_and_by_device_name():
         ({"batch": 0}, InvalidConfig, "batch must be a whole number above 0, got 0"),
         ({"seq": 1.5}, InvalidConfig, "seq must be a whole number above 0, got 1.5"),
         ({"accumulate": True}, InvalidConfig, "accumulate must be a whole number"),
+        ({"config": replace(DENSE, n_layers=10_001)}, InvalidConfig, "n_layers must be at most"),
         ({"seq": 2048}, SequenceTooLong, "max_seq_len of 1024"),
     ],
 )
 def test_bad_questions_are_answered(arguments, error, words):
     with pytest.raises(error, match=words):
-        plan(CHAPTER, **arguments)
+        plan(**{"config": CHAPTER} | arguments)
 
 
 def test_shares_lie_between_their_neighbors():

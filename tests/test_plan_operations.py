@@ -115,4 +115,6 @@ def test_operations_scale_with_layers_and_accumulation():
     once = {op.name: op for op in training_step(CONFIG, B, S, bf16=True)}
     twice = {op.name: op for op in training_step(CONFIG, B, S, bf16=True, accumulate=2)}
     assert twice["attention forward"].flops == 2 * once["attention forward"].flops
+    added = twice["adding gradients up"].bytes
+    assert added == 12 * CONFIG.parameter_counts().total
     assert twice["Adam"].bytes == once["Adam"].bytes == 30 * CONFIG.parameter_counts().total

@@ -89,6 +89,12 @@ def _parsed(arguments: list[str] | None, parts: tuple[Part, ...]) -> argparse.Na
     found = parser.parse_args(arguments)
     if found.out is None and not found.dry:
         found.out = conduct.ROOT / "bench/results"
+    if found.out is not None:
+        # found out now, and not after minutes on a card
+        try:
+            found.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out is {found.out}, which cannot be a folder: {error.strerror}")
     return found
 
 

@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(one(options.section, results))
             return 0
         text = whole(results)
-    except BadResult as error:
+        if options.check:
+            return _check(options.page, text)
+        options.page.write_text(text, encoding="utf-8")
+    except (BadResult, OSError, UnicodeDecodeError) as error:
         print(f"bench.report: {error}", file=sys.stderr)
         return 2
-    if options.check:
-        return _check(options.page, text)
-    options.page.write_text(text)
     print(f"{options.page.name} is written, with {len(results)} result files")
     return 0
 
@@ -83,7 +83,7 @@ def one(section: str, results: Sequence[Result]) -> str:
 
 
 def _check(path: Path, text: str) -> int:
-    found = path.read_text() if path.is_file() else ""
+    found = path.read_text(encoding="utf-8") if path.is_file() else ""
     if found == text:
         print(f"{path.name} is up to date")
         return 0

@@ -101,6 +101,8 @@ def load(folder: Path, kinds: Kinds) -> list[Result]:
         BadResult: a file is not JSON, is of none of `kinds`, does not say what made it and where,
             or is of a toy size.
     """
+    if not folder.is_dir():
+        raise BadResult(f"{folder} is no folder of results: give one with --results")
     return [_read(path, kinds) for path in sorted(folder.glob("*.json"))]
 
 

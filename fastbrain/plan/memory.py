@@ -1,8 +1,9 @@
 """What a training step holds at its fullest moment, by component.
 
-A step has three such moments, and the peak is the largest of them: when the loss has its logits at
-hand and every activation is still kept; when backward is in one of the layers, gradients of the
-later ones there already; and when the update runs. Weights, moments and shadows are there in all.
+A step has four kinds of such moments, and the peak is the largest of them: the loss has its logits
+at hand and every activation is still kept; backward is in one of the layers, gradients of the later
+ones there already; the embedding's gradient meets the head's; the update runs. Weights, moments and
+shadows are there in all.
 """
 
 from collections import Counter

@@ -11,6 +11,7 @@ from fastbrain.plan.rates import Timed, host_bound, step_ms, timed
 
 TOKENS_PER_PARAMETER = 20
 ASPECT_RATIOS = (50, 100)
+MOST_LAYERS = 10_000
 _DAY_S = 86_400
 
 
@@ -130,6 +131,11 @@ def plan(
     for name, value in (("batch", batch), ("seq", seq), ("accumulate", accumulate)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidConfig(f"{name} must be a whole number above 0, got {value!r}")
+    if config.n_layers > MOST_LAYERS:
+        raise InvalidConfig(
+            f"n_layers must be at most {MOST_LAYERS:,} for a plan, got {config.n_layers:,}; layers "
+            "are planned one by one"
+        )
     if seq > config.max_seq_len:
         raise SequenceTooLong(seq, config.max_seq_len)
     card = find_card(card) if isinstance(card, str) else card

@@ -101,8 +101,10 @@ def remedies(
             saved(experts),
         ),
         Remedy(
-            f"{max(config.n_layers * 3 // 4, 1)} layers instead of {config.n_layers}, or a smaller "
-            "d_model (another model: start over)",
+            f"{config.n_layers * 3 // 4} layers instead of {config.n_layers}, or a smaller "
+            "d_model (another model: start over)"
+            if config.n_layers > 1
+            else "a smaller d_model; there is but 1 layer (another model: start over)",
             saved(fewer),
         ),
     )

@@ -110,7 +110,7 @@ def _one(request: Request, words: list[str], measure: Measure | None) -> int:
 
 
 def _introduce(request: Request, place: "Place") -> None:
-    if sys.stdout.isatty() and not request.json:
+    if sys.stdout is not None and sys.stdout.isatty() and not request.json:
         counts = request.config.parameter_counts()
         print(f"{place.name}, {counts}: 2 steps to warm up and {request.steps} timed ones")
 
@@ -158,7 +158,9 @@ def _bare_parser() -> argparse.ArgumentParser:
 
 
 def _table_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m fastbrain.sweep_arch", add_help=False, allow_abbrev=False
+    )
     many = parser.add_argument_group("many shapes")
     many.add_argument(
         "--table",

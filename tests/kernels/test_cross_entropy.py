@@ -194,11 +194,11 @@ def test_the_sum_is_fp32_and_the_count_an_integer(twin, randn, labels, dtype):
         assert count == given["mask"].sum()
 
 
-def test_forty_calls_give_the_same_bits(loss, tensor):
+def test_equal_calls_give_the_same_bits(loss, tensor, device):
     compute, leaves = loss
     given = {"targets": tensor([3, 0, 10, 0, 7, 0, 1, 0]), "mask": tensor([True, False] * 4)}
     seen = []
-    for _ in range(40):
+    for _ in range(40 if device.type == "cuda" else 5):
         total, _ = compute(**given)
         seen.append([total, *torch.autograd.grad(total, leaves)])
     for again in seen:
