@@ -17,7 +17,7 @@ def machine() -> dict[str, str]:
     """The card or CPU, versions, commit and date."""
     found = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "commit": _said("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "commit": commit(),
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
     if torch.cuda.is_available():
@@ -28,6 +28,11 @@ def machine() -> dict[str, str]:
     found["cpu"] = f"{cpu}, {torch.get_num_threads()} threads, {bf16} BF16 instructions"
     found |= {"python": platform.python_version(), "torch": torch.__version__}
     return found | {name: _version(name) for name in _PACKAGES}
+
+
+def commit() -> str:
+    """Of this checkout; "unknown" where it is none."""
+    return _said("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
 
 
 def _version(package: str) -> str:

@@ -306,3 +306,20 @@ def test_a_cell_cannot_break_its_table():
         table(["a", "b"], [["x"]])
     assert block([("a", "x\n```\ny"), ("b", "")]) == "```\na             x ``` y\n```"
     assert signed_percent(-0.0001) == "+0.0%"
+
+
+def test_files_that_cannot_be_used_are_one_sentence(folder, tmp_path, capsys):
+    missing = tmp_path / "none"
+    assert main(["--results", str(missing)]) == 2
+    assert "is no folder of results" in capsys.readouterr().err
+    assert main(["--results", str(folder), "--page", str(missing / "page.md")]) == 2
+    page = tmp_path / "page.md"
+    page.write_bytes(b"\xff")
+    assert main(["--results", str(folder), "--page", str(page), "--check"]) == 2
+    assert capsys.readouterr().err.count("bench.report: ") == 2
+
+
+def test_a_section_is_not_checked_alone(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["published", "--check"])
+    assert "--check is of the whole page" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command line: help to paste, answers without torch, one program by several names."""
 
+import os
 import subprocess
 import sys
 
@@ -96,3 +97,28 @@ def test_a_warning_is_a_line_and_not_a_place_in_the_source(monkeypatch, tmp_path
     text.write_text("x")
     assert cli.main(["train", "tiny-cpu", f"data.train={text}", "--run", str(tmp_path / "r")]) == 0
     assert capsys.readouterr().out == "warning: this will be slow\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_an_output_without_room_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastbrain", "plan"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "fastbrain: cannot write the output: No space left on device\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "fastbrain", "bench", "--list"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

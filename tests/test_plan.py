@@ -7,21 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from bench.shapes import CARD
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidConfig, SequenceTooLong
 from fastbrain.plan import CARDS, find_card, known_card, plan, remedies
 from fastbrain.plan.shares import attention_share, expert_share, simulated
 
-CHAPTER = TransformerConfig(
-    d_model=1024,
-    n_layers=20,
-    n_heads=16,
-    n_kv_heads=4,
-    d_ff=2816,
-    moe_d_ff=512,
-    moe_layers=tuple(range(5, 20)),
-    max_seq_len=1024,
-)
+CHAPTER = CARD["moe"].config
 DENSE = TransformerConfig(moe_layers=())
 
 
@@ -75,6 +67,14 @@ def test_other_cards_keep_a_part_of_the_home_cards_shares():
     assert attention_ms("rtx4090") == pytest.approx(home)
     for name in ("a100", "h100", "h200"):
         assert attention_ms(name) == pytest.approx(home / CARDS[name].kernel_share)
+
+
+def test_a_small_step_waits_for_the_host():
+    small = plan(replace(DENSE, n_layers=4), "h200", batch=1, seq=64)
+    launches = sum(each.operation.launches for each in small.operations)
+    assert small.host_bound
+    assert small.step_ms == pytest.approx(launches * 12e-3)
+    assert not plan(CHAPTER).host_bound
 
 
 def test_a_card_needs_more_than_the_allocators_peak():

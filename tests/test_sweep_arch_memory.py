@@ -166,6 +166,15 @@ def test_what_cannot_fit_the_machine_is_not_begun(monkeypatch, capsys):
     assert "need 842 MiB, and this machine has 64 MiB" in capsys.readouterr().err
 
 
+def test_activations_that_cannot_fit_the_machine_are_not_begun(monkeypatch, capsys):
+    # its weights are small; 51 million tokens a step are not
+    machine = Place(torch.device("cpu"), "a CPU", 2**34)
+    monkeypatch.setattr(Place, "find", classmethod(lambda cls, wanted: machine))
+    words = ["500", "64", "3", "100000", "512", "0"]
+    assert command.main(words, failing(AssertionError("begun"))) == 1
+    assert "and this machine has 16,384 MiB" in capsys.readouterr().err
+
+
 def test_the_peak_is_of_this_program_and_not_of_whoever_started_it():
     """What a large parent had is not counted, and a passing peak of our own is."""
     if memory.resident_bytes() is None:

@@ -10,7 +10,7 @@ import numpy
 import torch
 import triton
 
-from bench.device_check.conduct import ROOT
+from bench.machine import commit
 from fastbrain.kernels.devices import runs_kernels
 
 _ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
@@ -31,7 +31,7 @@ def _machine(dry: bool) -> dict[str, Any]:
         "triton": triton.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.date.today().isoformat(),
     }
     if usable:
@@ -68,12 +68,3 @@ def _asked() -> dict[str, str]:
     values = [value.strip() for value in done.stdout.strip().split(",")]
     names = {"driver_version": "driver"}
     return {names.get(n, n): v for n, v in zip(_ASKED, values, strict=False)}
-
-
-def _commit() -> str:
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip() or "unknown"

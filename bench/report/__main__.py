@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE, help="docs/baseline.md")
     parser.add_argument("--results", type=Path, default=RESULTS, help="bench/results")
     options = parser.parse_args(arguments)
+    if options.check and options.section is not None:
+        parser.error("--check is of the whole page: leave out the section")
     try:
         results = measured.load(options.results)
         if options.section is not None:

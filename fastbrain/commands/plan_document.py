@@ -5,7 +5,7 @@ from typing import Any
 
 from fastbrain.commands import plan_words as words
 from fastbrain.commands.plan_asked import Planned
-from fastbrain.plan import RATES, Timed, flops_per_token
+from fastbrain.plan import RATES, SHARE_SOURCES, Timed, flops_per_token
 from fastbrain.plan.rates import GAP_SOURCE, GAP_US, HOST_SOURCE, HOST_US
 
 
@@ -17,6 +17,7 @@ def document(found: list[Planned]) -> dict[str, Any]:
         "rates": {
             **{name: asdict(rate) for name, rate in RATES.items()},
             "gap between launches": {"us": GAP_US, "source": GAP_SOURCE},
+            "shares of products and kernels, by card": {"source": SHARE_SOURCES},
             "start of an operation by the host": {"us": HOST_US, "source": HOST_SOURCE},
         },
     }

@@ -14,15 +14,13 @@ from fastbrain.plan.shares import attention_share, expert_share
 
 @dataclass(frozen=True)
 class Rate:
-    """Shares of a card's peaks.
+    """Of a kind of operation; what its products reach is the card's or the simulation's to say.
 
     Attributes:
-        flops: of the peak of products; None where the card or the simulation says it.
         bandwidth: of the nominal bandwidth.
-        source: of these figures.
+        source: of the figures.
     """
 
-    flops: float | None
     bandwidth: float
     source: str
 
@@ -31,18 +29,15 @@ _MEASURED = "measured on an RTX 3060 by the reference crate"
 
 RATES = {
     "products": Rate(
-        None,
         0.85,
         f"cuBLAS, 0.91 of the peak: 2,498 GFLOP in 108.0 ms of a step, {_MEASURED}",
     ),
-    "kernels": Rate(
-        None, 0.90, "our attention and expert kernels: simulated from their machine code"
-    ),
+    "kernels": Rate(0.90, "our attention and expert kernels: simulated from their machine code"),
     "stream": Rate(
-        None, 0.85, f"element-wise kernels, 70 to 91% of 360 GB/s, {_MEASURED}; ours are unmeasured"
+        0.85, f"element-wise kernels, 70 to 91% of 360 GB/s, {_MEASURED}; ours are unmeasured"
     ),
-    "loss": Rate(None, 0.83, f"cross-entropy, 288 to 310 GB/s, {_MEASURED}"),
-    "adam": Rate(None, 0.88, f"Adam, 302 to 345 GB/s, mostly 318, {_MEASURED}"),
+    "loss": Rate(0.83, f"cross-entropy, 288 to 310 GB/s, {_MEASURED}"),
+    "adam": Rate(0.88, f"Adam, 302 to 345 GB/s, mostly 318, {_MEASURED}"),
 }
 GAP_US = 5.3
 GAP_SOURCE = f"190.4 ms of a step hold 185.6 ms of kernels, 906 of them, {_MEASURED}"

@@ -1,7 +1,6 @@
 """The device that is measured: its name, when its work is done, and the memory that it has."""
 
 import importlib.metadata
-import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from fastbrain.errors import UnsupportedCuda
+from fastbrain.plan.machine import machine_bytes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Place:
             wanted = "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(wanted)
         if device.type == "cpu":
-            return cls(device, _cpu_name(), _machine_bytes())
+            return cls(device, _cpu_name(), machine_bytes() or None)
         index, cards = device.index or 0, torch.cuda.device_count()
         if index >= cards:
             have = f"cards 0 to {cards - 1} are there" if cards else "there is none"
@@ -102,9 +102,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _machine_bytes() -> int | None:
-    if not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -62,6 +62,11 @@ def too_large(request: Request, place: Place, planned: Plan) -> str | None:
             f"weights, gradients and moments alone need {least / _MIB:,.0f} MiB, and this machine "
             f"has {place.total_bytes / _MIB:,.0f} MiB"
         )
+    if place.total_bytes is not None and expected > place.total_bytes:
+        return (
+            f"this shape needs about {expected / _MIB:,.0f} MiB, and this machine has "
+            f"{place.total_bytes / _MIB:,.0f} MiB"
+        )
     return None
 
 

@@ -1,6 +1,5 @@
 """The device a run trains on: what it has, what it can hold, and how many rows fit at once."""
 
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import Cuda, CudaMemoryBudget, InvalidConfig, Io
 from fastbrain.lm import TransformerLm
+from fastbrain.plan.machine import machine_bytes
 from fastbrain.tokens.token_batch import TokenBatch
 
 if sys.platform != "win32":
@@ -63,8 +63,8 @@ def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
     """
     parameters = config.parameter_counts().total
     need = parameters * BYTES_PER_PARAMETER
-    have = device.total_bytes or _machine_bytes()
-    if have is not None and need > have:
+    have = device.total_bytes or machine_bytes()
+    if have and need > have:
         raise InvalidConfig(
             f"a model of {parameters:,} parameters needs {need / 1e9:.1f} GB for weights, "
             f"gradients and moments; this machine has {have / 1e9:.1f} GB: build a smaller one"
@@ -76,12 +76,6 @@ def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
             f"two checkpoints need {disk / 1e9:.1f} GB and {run} has {free / 1e9:.1f} GB free; "
             "free some space, or choose another disk with --run"
         )
-
-
-def _machine_bytes() -> int | None:
-    if sys.platform == "win32":
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def micro_batch_size(model: TransformerLm, device: Device, rows: int, seq_len: int) -> int:
