@@ -13,10 +13,10 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from fastbrain.errors import Io
 
@@ -150,31 +150,36 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
         file.close()
 
 
-@contextmanager
-def replacing_by_name(path: StrPath) -> Iterator[Path]:
-    """`replacing` for a library that wants a name: hand out the temporary's, to be written whole.
+class Written(NamedTuple):
+    """What `write_new` left on the disk: the file's size and the SHA-256 of its bytes, in hex."""
 
-    The library may replace the temporary by a file of its own, of whatever mode.
+    bytes: int
+    sha256: str
+
+
+def write_new(path: StrPath, pieces: Iterable["ReadableBuffer"]) -> Written:
+    """Write a file that must not exist yet, flush it, and hash it on the way.
+
+    For a file inside a directory that gets its name later: one that is left half written by an
+    error stays, and goes with its directory.
+
+    Raises:
+        Io: the file exists already, or cannot be written.
     """
-    target = _target(path)
-    temporary = _beside(target)
-    with io_errors("write", target):
-        fd = open(temporary)
-        mode = stat.S_IMODE(os.fstat(fd).st_mode)  # the umask, without a call that would set it
-        os.close(fd)
-    try:
-        yield temporary
-        with io_errors("write", target):
-            os.chmod(temporary, mode)
-            fd = os.open(temporary, os.O_RDWR)
-            try:
-                fsync(fd)
-            finally:
-                os.close(fd)
-        _move(temporary, target)
-    except BaseException:
-        _remove(temporary)
-        raise
+    digest, size = hashlib.sha256(), 0
+    with io_errors("write", path):
+        fd = open(path)
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                digest.update(view)
+                size += view.nbytes
+                while view.nbytes:
+                    view = view[write(fd, view) :]
+            fsync(fd)
+        finally:
+            os.close(fd)
+    return Written(size, digest.hexdigest())
 
 
 def write_bytes(path: StrPath, data: "ReadableBuffer") -> None:

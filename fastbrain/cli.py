@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from fastbrain.commands import bench, plan
+from fastbrain.commands import bench, pause, plan
 from fastbrain.training import command
 from fastbrain.training.command import Request
 from fastbrain.training.progress import Console
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         add_arguments(verbs.add_parser(name, help=text, description=f"{text.capitalize()}."))
     for name, text, module in (
+        ("pause", "ask a run to save and stop", pause),
         ("plan", "predict what a shape costs on a card", plan),
         ("bench", "time the operations and whole jobs beside their peers", bench),
     ):

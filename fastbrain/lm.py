@@ -138,18 +138,23 @@ class TransformerLm:
         with naming_remedies():
             self._state.update(self.optimizer, scale)
 
-    def step_clipped(self, scale: float, max_norm: float) -> Tensor:
+    def step_clipped(self, scale: float, max_norm: float, loss: Tensor | None = None) -> Tensor:
         """`step`, with the scaled gradients scaled down to `max_norm` where their norm exceeds it.
 
         Where the norm is not finite, nothing is updated, the counter stays, and the gradients are
-        cleared.
+        cleared. The device decides that; the host does not wait.
+
+        Args:
+            scale: factor of every gradient, such as 1 / accumulation.
+            max_norm: the largest norm that is applied as it is.
+            loss: 0-d, on the model's device; not finite, it stops the update like the norm.
 
         Returns:
             The norm of the scaled gradients before clipping, 0-d FP32.
         """
         self._before_update()
         with naming_remedies():
-            norm = self._state.update(self.optimizer, scale, max_norm)
+            norm = self._state.update(self.optimizer, scale, max_norm, loss)
         assert norm is not None
         return norm
 

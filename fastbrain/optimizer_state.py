@@ -74,7 +74,11 @@ class OptimizerState:
         return grad_norm(grads) if grads else torch.zeros((), device=self._device())
 
     def update(
-        self, optimizer: Optimizer, scale: float, max_norm: float | None = None
+        self,
+        optimizer: Optimizer,
+        scale: float,
+        max_norm: float | None = None,
+        loss: Tensor | None = None,
     ) -> Tensor | None:
         """Applies the accumulated gradients times `scale`, and clears them.
 
@@ -83,6 +87,7 @@ class OptimizerState:
             scale: factor of every gradient, such as 1 / accumulation.
             max_norm: where the norm of the scaled gradients exceeds it, they are scaled down to
                 it; where it is not finite, nothing is updated and the counter stays.
+            loss: 0-d, looked at together with the norm.
 
         Returns:
             The norm of the scaled gradients before clipping, 0-d FP32; None without `max_norm`.
@@ -100,7 +105,7 @@ class OptimizerState:
         if max_norm is not None:
             norm = self.grad_norm() * abs(scale)
             clip = torch.where(norm > max_norm, max_norm / norm, clip)
-            finite = norm.isfinite()
+            finite = norm.isfinite() if loss is None else norm.isfinite() & loss.isfinite()
             clip, skip = torch.where(finite, clip, 1.0), (~finite).to(torch.int32)
         scalars = AdamScalars(
             lr=torch.full((), optimizer.learning_rate, dtype=torch.float32, device=device),

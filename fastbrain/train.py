@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 
 from fastbrain.errors import FastBrainError
@@ -15,7 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run this command with these arguments, those of the process by default.
 
     Returns the exit code: 0 done, 75 stopped and resumable, 1 failed with the last checkpoint
-    kept, 2 refused before the first step, 3 no intact checkpoint to go on from.
+    kept, 2 refused before the first step, 3 no intact checkpoint to go on from, 4 another process
+    is training the run.
     """
     parser = argparse.ArgumentParser(
         prog="python -m fastbrain.train", description="Train a language model from text."
@@ -28,10 +30,10 @@ def run(request: Request, console: Console) -> int:
     """Do what was asked for; returns the exit code."""
     trainer = None
     try:
-        if request.run is None:
+        if request.going_on is None:
             trainer = program.begin(request.path, request.settings, console)
         else:
-            trainer = program.go_on(request.run, request.settings, request.checkpoint, console)
+            trainer = program.go_on(request.going_on, request.settings, console)
         finished = trainer.run()
         if request.json:
             print(json.dumps(trainer.summary()))
@@ -39,12 +41,17 @@ def run(request: Request, console: Console) -> int:
     except FastBrainError as error:
         if trainer is None:
             return command.refuse(error)
-        print(f"fastbrain: {error}\nfastbrain: {trainer.way_back()}", file=sys.stderr)
+        console.complain(f"{error}\n{trainer.way_back(error)}")
         return command.FAILED
     except KeyboardInterrupt:
-        way_back = "" if trainer is None else f"; {trainer.way_back()}"
-        print(f"fastbrain: interrupted{way_back}", file=sys.stderr)
+        console.complain("interrupted" + ("" if trainer is None else f"; {trainer.way_back()}"))
         return command.INTERRUPTED
+    except Exception:
+        # a driver that went away, or a mistake of ours: what was saved is what matters now
+        if trainer is None:
+            raise
+        console.complain(f"{traceback.format_exc()}{trainer.way_back()}")
+        return command.FAILED
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_overrides_stand_before_and_after_options(monkeypatch, tmp_path):
     )  # fmt: skip
     assert request.settings.train.seed == 4
     assert request.settings.data.train == str(text)
-    assert (request.path, request.run, request.json) == (tmp_path / "run", None, True)
+    assert (request.path, request.going_on, request.json) == (tmp_path / "run", None, True)
 
 
 def test_a_run_is_named_after_its_configuration(monkeypatch, tmp_path):

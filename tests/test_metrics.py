@@ -96,7 +96,7 @@ def test_a_dead_disk_warns_once(tmp_path):
         writer.append([{"step": step, "loss": 1.0}])
         writer.sync()
     assert len(said) == 1
-    assert "can no longer be written (No such file or directory); training goes on" in said[0]
+    assert "cannot be written (No such file or directory); training goes on" in said[0]
 
 
 def test_the_picture_shows_both_curves(tmp_path):

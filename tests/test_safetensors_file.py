@@ -11,6 +11,7 @@ import pytest
 import torch
 from golden import refused_at_once
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from fastbrain import atomic
 from fastbrain.errors import InvalidSnapshot, Io, Serde
@@ -82,6 +83,18 @@ def test_the_library_reads_what_we_write_and_finds_where_it_lies(file):
         assert data[start:end] == truth[name].numpy().tobytes()
 
 
+def test_a_file_is_that_of_the_library(path, tmp_path):
+    """Byte by byte, so that whatever reads one reads the other."""
+    kinds = (*DTYPES, torch.float64, torch.int32, torch.int16, torch.int8)
+    tensors = {f"x{i}": torch.ones(i % 3 + 1, 3).to(kind) for i, kind in enumerate(kinds)}
+    tensors |= {"\u00e9": torch.zeros(3), "a": torch.tensor(7), "none": torch.zeros(0, 2)}
+    tensors["large"] = torch.randn(3_000, 1_001)  # more than two pieces, the last one short
+    for metadata in ({"format": "pt"}, None):
+        save_file(tensors, tmp_path / "theirs", metadata=metadata)
+        write_tensors(path, tensors, metadata or {})
+        assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
 def test_views_of_one_storage_are_written_and_filled(path):
     fused = torch.arange(12.0).reshape(4, 3)
     parts = {"q": fused[:2], "k": fused[2:3], "v": fused[3:], "turned": torch.ones(2, 3).T}
@@ -122,12 +135,10 @@ def test_a_file_is_flushed_before_it_has_its_name(path, monkeypatch):
 def test_a_full_disk_is_told_and_the_old_file_stays(file, monkeypatch):
     before = file.read_bytes()
 
-    def full(tensors, name, metadata):
-        raise safetensors_file.SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(safetensors_file, "save_file", full)
+    monkeypatch.setattr(atomic, "write", full)
     with pytest.raises(
         Io, match=f"^cannot write {file}: No space left on device; free some"
     ) as caught:

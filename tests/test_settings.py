@@ -1,5 +1,6 @@
 """A configuration is right as a whole or refused with the key, the value, the rule, a way out."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -78,7 +79,10 @@ REFUSED = [
     # not a choice
     ("train.precision=fp16", 'train.precision must be "f32" or "bf16-mixed", got \'fp16\''),
     ("train.micro_batch_size=max", 'micro_batch_size must be "auto" or a number, got \'max\''),
-    ("guard.policy=ignore", "guard.policy must be \"skip\", got 'ignore'"),
+    (
+        "guard.policy=ignore",
+        'guard.policy must be "skip" or "rollback" or "stop", got \'ignore\'',
+    ),
     ("train.max_time=90", 'train.max_time must be a time with its unit, like "90m"'),
     ("train.max_time=0s", 'train.max_time must be a time with its unit, like "90m"'),
     # against one another
@@ -269,28 +273,48 @@ def decided(*overrides: str) -> Settings:
         ("train.seed=1", "train.seed was 42 and is now 1"),
         ("model.d_ff=64", "model.d_ff was 352 and is now 64"),
         ("model.vocab_size=301", "model.vocab_size was 300 and is now 301"),
-        ("train.learning_rate=1", "train.learning_rate was 0.003 and is now 1.0"),
-        ("train.max_steps=301", "the number of steps was 300 and is now 301"),
+        (
+            "train.learning_rate=1",
+            "train.learning_rate was 0.003 and is now 1.0. The learning rate at step 9 was 0.001 "
+            "and is now 0.3333; at the end it was 0.0003 and is now 0.1. Leave it as it was, "
+            "or say that you mean it: --override train.learning_rate=1.0",
+        ),
+        ("train.max_steps=301", "train.max_steps was 300 and is now 301"),
         ("train.global_batch_size=8", "train.global_batch_size was 16 and is now 8"),
         ("data.seq_len=64", "data.seq_len was 128 and is now 64"),
         ("train.precision=bf16-mixed", "train.precision was f32 and is now bf16-mixed"),
-        ("data.tokenizer=t.json", "data.tokenizer was None and is now t.json"),
+        ("data.tokenizer=t.json", "data.tokenizer was none and is now t.json"),
     ],
 )
 def test_a_run_does_not_go_on_as_another_one(override, named):
-    with pytest.raises(InvalidConfig, match=named):
-        resuming.continued(decided(), tiny(override))
+    with pytest.raises(InvalidConfig, match=re.escape(named)):
+        resuming.continued(decided(), tiny(override), 9)
 
 
 def test_what_only_watches_may_change_when_a_run_goes_on():
     wanted = tiny("eval.interval=7", "save.keep=9", "train.max_time=8h", "eval.samples=0")
-    settings = resuming.continued(decided(), wanted)
+    settings = resuming.continued(decided(), wanted, 9)
     assert (settings.eval.interval, settings.eval.samples, settings.save.keep) == (7, 0, 9)
     assert settings.train.max_time == "8h"
     # what the first start decided stays decided
     assert settings.train.micro_batch_size == 8
     assert settings.train.precision == "f32"
     assert settings.model["vocab_size"] == 300
-    assert (
-        resuming.continued(decided(), tiny("train.micro_batch_size=4")).train.micro_batch_size == 4
-    )
+    four = resuming.continued(decided(), tiny("train.micro_batch_size=4"), 9)
+    assert four.train.micro_batch_size == 4
+
+
+def test_what_decides_results_changes_only_by_name():
+    wanted = tiny("train.learning_rate=1e-4", "train.betas=[0.8, 0.9]")
+    with pytest.raises(InvalidConfig, match=r"--override train.betas=\[0.8,0.9\]$"):
+        resuming.continued(decided(), wanted, 9, {"train.learning_rate"})
+    both = {"train.learning_rate", "train.betas"}
+    settings = resuming.continued(decided(), wanted, 9, both)
+    assert settings.train.learning_rate == 1e-4
+    said = resuming.changes(decided(), settings, 9)
+    assert said[0] == "train.learning_rate was 0.003 and is now 0.0001"
+    assert said[1] == "train.betas was [0.9,0.95] and is now [0.8,0.9]"
+    assert said[2].startswith("The learning rate at step 9 was 0.001 and is now 3.333e-05;")
+    # a seed is what makes a run what it is
+    with pytest.raises(InvalidConfig, match=r"begin another run"):
+        resuming.continued(decided(), tiny("train.seed=1"), 9, {"train.seed"})

@@ -83,7 +83,8 @@ def test_text_becomes_a_run_with_everything_in_it(told):
     assert summary["val_loss"] == summary["best_val_loss"]
     picture = ["loss.png"] if find_spec("matplotlib") else []
     assert sorted(os.listdir("told")) == [
-        "checkpoints", "config.toml", "data", *picture, "metrics.jsonl", "samples",
+        "checkpoints", "config.toml", "data", "guard.jsonl", *picture, "metrics.jsonl", "run.lock",
+        "samples",
     ]  # fmt: skip
     assert sorted(os.listdir(summary["checkpoint"])) == [
         "MANIFEST.json", "config.json", "generation_config.json", "model.safetensors",

@@ -40,8 +40,8 @@ def test_another_model_or_file_under_a_checkpoint_is_refused(capsys):
     state = checkpoint("altered", 6) / "trainer_state.json"
     shutil.rmtree(checkpoint("altered", 6))
     for was, now, named in (
-        ("d_ff = 48", "d_ff = 40", "is (48, 32) in the file and (40, 32) in the model"),
-        ("seed = 42", "seed = 43", "another seed: 42 there, 43 here"),
+        ("d_ff = 48", "d_ff = 40", "model.d_ff was 48 and is now 40"),
+        ("seed = 42", "seed = 43", "train.seed was 42 and is now 43"),
     ):
         config = Path("altered/config.toml")
         before = config.read_text()

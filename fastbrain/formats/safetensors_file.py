@@ -1,23 +1,22 @@
 """Tensors by name in one file, in the safetensors format.
 
 The library's reader takes a header at its word, accepts a name twice, and allocates before it
-checks; its writer neither flushes to the disk nor gives a file the mode of the umask. So headers
-are proved sound here first, and files are put in place by `atomic`.
+checks; its writer neither flushes to the disk nor gives a file the mode of the umask, and lets no
+other thread run meanwhile. So headers are proved sound here first, and files are written by
+`atomic`.
 """
 
-import errno
+import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from fastbrain.atomic import StrPath, io_errors, replacing_by_name
+from fastbrain.atomic import StrPath, io_errors, replacing
 from fastbrain.errors import InvalidSnapshot, Serde
 from fastbrain.formats.binary import Reader
 from fastbrain.formats.strict_json import loads, short
@@ -25,13 +24,14 @@ from fastbrain.formats.strict_json import loads, short
 MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 50_000  # with moments, three times what 350M parameters have been cut into
 
+# in the order in which the library lays tensors out: the widest alignment first
 _DTYPES = {
+    torch.int64: "I64",
     torch.float64: "F64",
     torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
     torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
@@ -39,6 +39,8 @@ _DTYPES = {
 }
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in _DTYPES.items()}
 _OFFSETS_KEY = b'"data_offsets"'
+_FOR_PYTORCH: Mapping[str, str] = MappingProxyType({"format": "pt"})
+_PIECE_BYTES = 4 << 20
 
 
 class Entry(NamedTuple):
@@ -129,25 +131,54 @@ def read_tensors(path: StrPath, views: Mapping[str, Tensor]) -> None:
 def write_tensors(
     path: StrPath,
     tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
+    metadata: Mapping[str, str] = _FOR_PYTORCH,
 ) -> None:
     """Write a safetensors file durably: it is there whole, or the old one still is.
 
     Args:
-        tensors: by name; on any device. Views may share a storage if they do not overlap.
+        tensors: by name; on any device, of any strides.
         metadata: text for the header; transformers wants `format`.
 
     Raises:
         Io: the file cannot be written.
     """
-    with replacing_by_name(path) as temporary, io_errors("write", path):
-        whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        try:
-            save_file(whole, temporary, metadata=dict(metadata))
-        except SafetensorError as error:
-            code = re.search(r"\(os error (\d+)\)", str(error))
-            number = int(code[1]) if code else errno.EIO
-            raise OSError(number, os.strerror(number)) from error
+    with replacing(path) as file:
+        for piece in pieces(tensors, metadata):
+            file.write(piece)
+
+
+def pieces(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = _FOR_PYTORCH
+) -> Iterator[memoryview]:
+    """The bytes of a safetensors file in order, in pieces of at most 4 MiB.
+
+    They are those of the library, whose own writer holds Python's lock until the whole file is
+    on the disk: no thread could train meanwhile. Tensors are brought to the host one at a time.
+
+    Args:
+        tensors: by name; on any device, of any strides.
+        metadata: text for the header.
+    """
+    ranks = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
+    order = sorted(tensors, key=lambda name: (ranks[tensors[name].dtype], name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.itemsize
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        whole = memoryview(flat.numpy().data)
+        for first in range(0, whole.nbytes, _PIECE_BYTES):
+            yield whole[first : first + _PIECE_BYTES]
 
 
 def _refuse_too_many(file: Reader, length: int) -> None:

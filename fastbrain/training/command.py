@@ -6,17 +6,19 @@ What can be found wrong without torch is found here, so that a slip is answered 
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastbrain.errors import FastBrainError, InvalidConfig
-from fastbrain.training import config_files, resuming, run_dir
+from fastbrain.training import config_files, guard_log, manifest, resuming, run_dir, toml
+from fastbrain.training.lock import Lock, Locked
 from fastbrain.training.progress import Console
 from fastbrain.training.run_dir import Checkpoint, NoCheckpoint, RunDir
 from fastbrain.training.settings import Settings
 
-DONE, FAILED, REFUSED, NO_CHECKPOINT, RESUMABLE = 0, 1, 2, 3, 75
+DONE, FAILED, REFUSED, NO_CHECKPOINT, LOCKED, RESUMABLE = 0, 1, 2, 3, 4, 75
 # what a shell says of a program that Ctrl-C ended
 INTERRUPTED = 130
 
@@ -26,24 +28,45 @@ _TRAIN_EPILOG = """example:
 
 CONFIG is a TOML file or the name of a shipped configuration: {names}.
 A run ends with exit code 0 (done), 75 (stopped, resumable), 1 (failed, last checkpoint kept),
-2 (refused before the first step) or 3 (no intact checkpoint to go on from)."""
+2 (refused before the first step), 3 (no intact checkpoint to go on from) or 4 (another process is
+training it)."""
 
 _RESUME_EPILOG = """example:
   fastbrain resume runs/first
   fastbrain resume runs/first --step 200 save.interval_steps=50
+  fastbrain resume runs/first --override train.learning_rate=1e-4
 
 It goes on from the newest intact checkpoint and ends where an uninterrupted run would."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run to begin, or with `run` given to go on with, from `checkpoint` if there is one."""
+    """A run to begin, or with `going_on` given to go on with; its lock is held."""
 
     path: Path
+    lock: Lock
     settings: Settings
-    run: RunDir | None
-    checkpoint: Checkpoint | None
+    going_on: "GoingOn | None"
     json: bool
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """Where and how a run goes on.
+
+    Attributes:
+        run: its directory.
+        checkpoint: from which; None where there is none yet.
+        then: the settings up to now.
+        overridden: dotted keys changed on purpose, now or earlier.
+        remake_data: whether the token files are to be made anew, from what `data` names now.
+    """
+
+    run: RunDir
+    checkpoint: Checkpoint | None
+    then: Settings
+    overridden: frozenset[str]
+    remake_data: bool
 
 
 def execute(options: argparse.Namespace, start: Callable[[Request, Console], int]) -> int:
@@ -55,12 +78,17 @@ def execute(options: argparse.Namespace, start: Callable[[Request, Console], int
             request = options.request(options, console)
         except FastBrainError as error:
             return refuse(error)
-        return start(request, console)
+        try:
+            return start(request, console)
+        finally:
+            request.lock.release()
 
 
 def refuse(error: FastBrainError) -> int:
     """Say why there is no first step; returns the exit code."""
     print(f"fastbrain: {error}", file=sys.stderr)
+    if isinstance(error, Locked):
+        return LOCKED
     return NO_CHECKPOINT if isinstance(error, NoCheckpoint) else REFUSED
 
 
@@ -107,39 +135,81 @@ def parse(
 
 
 def _train(options: argparse.Namespace, console: Console) -> Request:
-    settings = resuming.absolute(config_files.load(options.config, options.overrides))
+    overrides = [*options.overrides, *options.override]
+    settings = resuming.absolute(config_files.load(options.config, overrides))
     path = Path(options.run or Path("runs") / Path(options.config).stem)
-    if not run_dir.exists(path):
+    if run_dir.exists(path):
+        if options.resume is None:
+            raise InvalidConfig(
+                f"there is a run at {path} already: go on with it by adding --resume auto, or "
+                "choose another place with --run"
+            )
+    else:
         config_files.check_sources(settings)
-        return Request(path, settings, None, None, options.json)
-    if options.resume is None:
-        raise InvalidConfig(
-            f"there is a run at {path} already: go on with it by adding --resume auto, or choose "
-            "another place with --run"
-        )
-    run = RunDir.open(path)
-    stored = Settings.from_tables(run.tables)
-    return _go_on(run, resuming.continued(stored, settings), console, options.json)
+    with _unless_refused(Lock.acquire(path)) as lock:
+        if not run_dir.exists(path):
+            return Request(path, lock, settings, None, options.json)
+        return _go_on(RunDir.open(path), lock, settings, options, console)
 
 
 def _resume(options: argparse.Namespace, console: Console) -> Request:
     run = RunDir.open(Path(options.run))
-    stored = Settings.from_tables(run.tables)
-    wanted = Settings.from_tables(config_files.overridden(run.tables, options.overrides))
-    settings = resuming.continued(stored, resuming.absolute(wanted))
-    if options.step is not None:
-        run.go_back(options.step)
-    return _go_on(run, settings, console, options.json)
+    overrides = [*options.overrides, *options.override]
+    wanted = Settings.from_tables(config_files.overridden(run.tables, overrides))
+    with _unless_refused(Lock.acquire(run.path)) as lock:
+        if options.step is not None:
+            run.go_back(options.step)
+        return _go_on(run, lock, resuming.absolute(wanted), options, console)
 
 
-def _go_on(run: RunDir, settings: Settings, console: Console, json: bool) -> Request:
+def _go_on(
+    run: RunDir, lock: Lock, wanted: Settings, options: argparse.Namespace, console: Console
+) -> Request:
+    asked = {toml.parse_override(each)[0] for each in options.override}
+    strange = sorted(asked - set(resuming.OVERRIDABLE))
+    if strange:
+        raise InvalidConfig(
+            f"--override {strange[0]}: this cannot be changed in the middle of a run, or needs no "
+            f"--override; it is for {', '.join(resuming.OVERRIDABLE)}"
+        )
+    if asked & {"train.max_steps", "train.max_tokens"}:
+        asked |= {"train.max_steps", "train.max_tokens"}  # one takes the other's place
+    if remake := bool(asked & {"data.train", "data.validation"}):
+        config_files.check_sources(wanted)
     run.sweep()
-    return Request(run.path, settings, run, run.newest(console.say), json)
+    run.carry_out(guard_log.rollbacks(run.guard_log))
+    found = run.newest(console.say)
+    then = Settings.from_tables(run.tables)
+    overridden = frozenset(asked | set(run.tables.get("overridden", ())))
+    if found is not None:
+        # not config.toml, which an editor may have changed since
+        recorded = manifest.document(found.path / "trainer_state.json")
+        then = Settings.from_tables(recorded["config"])
+    settings = resuming.continued(then, wanted, found.step if found else 0, overridden)
+    going_on = GoingOn(run, found, then, overridden, remake)
+    return Request(run.path, lock, settings, going_on, options.json)
+
+
+@contextmanager
+def _unless_refused(lock: Lock) -> Iterator[Lock]:
+    """Gives the lock back where the block raises."""
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
 
 
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="a setting, like train.learning_rate=3e-4"
+    )
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change what decides the results, in the middle of a run; may be given again",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object at the end, all else to stderr"

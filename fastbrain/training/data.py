@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fastbrain import atomic
-from fastbrain.errors import InvalidConfig, InvalidDataset, TokenOutOfRange
+from fastbrain.errors import InvalidConfig, InvalidDataset, Serde, TokenOutOfRange
 from fastbrain.tokens.prepare import Prepared, prepare
 from fastbrain.tokens.token_file import TokenFile
+from fastbrain.training import manifest
 from fastbrain.training.settings import Settings
 from fastbrain.training.vocabulary import Vocabulary
 
@@ -24,6 +25,9 @@ from fastbrain.training.vocabulary import Vocabulary
 EVALUATION_TOKENS = 2**20
 
 _BLOCK = 1 << 20
+
+# what is known of a token file, and in which kind of value
+_KNOWN = {"path": str, "bytes": int, "tokens": int, "max_id": int, "blocks_sha256": str}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Corpus:
         train, held_out: the tokens, `held_out` at most `EVALUATION_TOKENS` of them.
         vocabulary: None for a token file without a tokenizer.
         fingerprint: of the token files: bytes, tokens, largest id, digests.
+        replaced: fingerprints of files that earlier parts of the run were trained on.
         bytes_per_token: UTF-8 bytes of held-out text to a token; None without a tokenizer.
     """
 
@@ -41,6 +46,7 @@ class Corpus:
     held_out: TokenFile
     vocabulary: Vocabulary | None
     fingerprint: dict[str, Any]
+    replaced: list[dict[str, Any]]
     bytes_per_token: float | None
 
     def text(self, ids: list[int]) -> str:
@@ -83,8 +89,40 @@ def make(settings: Settings, folder: Path, say: Callable[[str], object]) -> int:
             "pad": vocabulary.pad,
             "tokenizer_sha256": vocabulary.sha256,
         }
+    record["files"] = _prepare(settings, folder, vocabulary, named or size, say)
+    _write(record, folder)
+    return int(named or size)
+
+
+def remake(settings: Settings, folder: Path, say: Callable[[str], object]) -> None:
+    """Make the token files anew in the middle of a run, with the tokenizer that it has.
+
+    What they were is remembered, so that checkpoints made with them still belong to the run.
+
+    Raises:
+        FastBrainError: as `make`.
+    """
+    record = _record(folder)
+    vocabulary = _vocabulary(record, folder)
+    before = record["files"]
+    size = int(settings.model["vocab_size"])
+    record["files"] = _prepare(settings, folder, vocabulary, size, say)
+    if record["files"] != before:
+        record["replaced"] = [*record.get("replaced", []), before]
+    _write(record, folder)
+
+
+def _prepare(
+    settings: Settings,
+    folder: Path,
+    vocabulary: Vocabulary | None,
+    vocab_size: int,
+    say: Callable[[str], object],
+) -> dict[str, Any]:
+    """Token files of the sources that the settings name; returns their fingerprints."""
     files: dict[str, Any] = {}
-    for part, source in (("train", data.train), ("validation", data.validation)):
+    sources = (("train", settings.data.train), ("validation", settings.data.validation))
+    for part, source in sources:
         if source is None:
             continue
         prepared = prepare(
@@ -94,12 +132,46 @@ def make(settings: Settings, folder: Path, say: Callable[[str], object]) -> int:
             separator=None if vocabulary is None else vocabulary.eos_id,
         )
         say(_tokens_line(part, prepared))
-        if prepared.max_id >= (named or size):
-            raise TokenOutOfRange(prepared.max_id, named or size)
+        if prepared.max_id >= vocab_size:
+            raise TokenOutOfRange(prepared.max_id, vocab_size)
         files[part] = _fingerprint(prepared, folder)
-    record["files"] = files
+    return files
+
+
+def _write(record: dict[str, Any], folder: Path) -> None:
     atomic.write_bytes(folder / "corpus.json", (json.dumps(record, indent=1) + "\n").encode())
-    return int(named or size)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """corpus.json, which was written by `make` and may be damaged since."""
+    try:
+        record = manifest.document(folder / "corpus.json")
+        for known in record["files"].values():
+            for key, kind in _KNOWN.items():
+                if not isinstance(known[key], kind):
+                    raise TypeError(f"{key} is {known[key]!r}")
+        for key in ("eos", "pad", "tokenizer_sha256"):
+            if not isinstance(record[key], str | None):
+                raise TypeError(f"{key} is {record[key]!r}")
+        if "train" not in record["files"]:
+            raise KeyError("train")
+    except (Serde, KeyError, TypeError, AttributeError) as error:
+        raise InvalidDataset(
+            f"{folder / 'corpus.json'} is damaged ({error}): put it back from a copy"
+        ) from error
+    return record
+
+
+def _vocabulary(record: dict[str, Any], folder: Path) -> Vocabulary | None:
+    if record["eos"] is None:
+        return None
+    vocabulary = Vocabulary.open(folder / "tokenizer.json", record["eos"], record["pad"])
+    if vocabulary.sha256 != record["tokenizer_sha256"]:
+        raise InvalidDataset(
+            f"{vocabulary.path} is not the tokenizer that this run began with: its digest is "
+            f"{vocabulary.sha256}, and was {record['tokenizer_sha256']}"
+        )
+    return vocabulary
 
 
 def open_corpus(settings: Settings, folder: Path) -> Corpus:
@@ -108,16 +180,8 @@ def open_corpus(settings: Settings, folder: Path) -> Corpus:
     Raises:
         InvalidDataset: a file is not the one that was made, or too short for a window.
     """
-    with atomic.io_errors("read", folder / "corpus.json"):
-        record = json.loads((folder / "corpus.json").read_bytes())
-    vocabulary = None
-    if record["eos"] is not None:
-        vocabulary = Vocabulary.open(folder / "tokenizer.json", record["eos"], record["pad"])
-        if vocabulary.sha256 != record["tokenizer_sha256"]:
-            raise InvalidDataset(
-                f"{vocabulary.path} is not the tokenizer that this run began with: its digest is "
-                f"{vocabulary.sha256}, and was {record['tokenizer_sha256']}"
-            )
+    record = _record(folder)
+    vocabulary = _vocabulary(record, folder)
     paths = {part: folder / known["path"] for part, known in record["files"].items()}
     for part, known in record["files"].items():
         _require_same(paths[part], known)
@@ -142,6 +206,7 @@ def open_corpus(settings: Settings, folder: Path) -> Corpus:
         held_out=held_out,
         vocabulary=vocabulary,
         fingerprint=record["files"],
+        replaced=record.get("replaced", []),
         bytes_per_token=density,
     )
 
@@ -186,7 +251,8 @@ def _require_same(path: Path, known: dict[str, Any]) -> None:
     if not same:
         raise InvalidDataset(
             f"{path} is not the file that this run began with: it had {known['bytes']} bytes "
-            f"and has {size}, or its content differs; put the old one back, or begin another run"
+            f"and has {size}, or its content differs; put the old one back, or go on with the new "
+            "one by --override data.train=... (or data.validation=...)"
         )
 
 

@@ -1,23 +1,24 @@
 """The device a run trains on: what it has, what it can hold, and how many rows fit at once."""
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fastbrain.config import TransformerConfig
-from fastbrain.errors import Cuda, CudaMemoryBudget, InvalidConfig, Io
+from fastbrain.errors import Cuda, CudaMemoryBudget, InvalidConfig
 from fastbrain.lm import TransformerLm
 from fastbrain.plan.machine import machine_bytes
 from fastbrain.tokens.token_batch import TokenBatch
+from fastbrain.training.space import require_space
 
 if sys.platform != "win32":
     import resource
 
-# weights, gradients and two moments, each 4 bytes
-BYTES_PER_PARAMETER = 16
+# weights, gradients and two moments, each 4 bytes; a checkpoint has no gradients
+BYTES_PER_PARAMETER, CHECKPOINT_BYTES = 16, 12
 
 # more tokens than these at once make no step faster: their matrices fill the device
 CPU_TOKENS, CUDA_TOKENS = 4_096, 65_536
@@ -54,6 +55,26 @@ class Device:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+class Fetched:
+    """Numbers on their way from the device to the host; asking for them waits until they are."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        self._host = numbers
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def values(self) -> list[float]:
+        """The numbers, as Python's own."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found: list[float] = self._host.tolist()
+        return found
+
+
 def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
     """Refuse a model that cannot fit in memory, or whose checkpoints cannot fit on the disk.
 
@@ -69,13 +90,7 @@ def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
             f"a model of {parameters:,} parameters needs {need / 1e9:.1f} GB for weights, "
             f"gradients and moments; this machine has {have / 1e9:.1f} GB: build a smaller one"
         )
-    disk = 2 * 12 * parameters
-    free = shutil.disk_usage(next(each for each in (run, *run.parents) if each.exists())).free
-    if disk > free:
-        raise Io(
-            f"two checkpoints need {disk / 1e9:.1f} GB and {run} has {free / 1e9:.1f} GB free; "
-            "free some space, or choose another disk with --run"
-        )
+    require_space(run, 2 * CHECKPOINT_BYTES * parameters, "two checkpoints need")
 
 
 def micro_batch_size(model: TransformerLm, device: Device, rows: int, seq_len: int) -> int:

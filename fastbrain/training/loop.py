@@ -8,25 +8,31 @@ ends where one that was never interrupted ends.
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastbrain.errors import Io
+from fastbrain.errors import Cuda, CudaMemoryBudget, Io
 from fastbrain.lm import TransformerLm
 from fastbrain.tokens.token_batch import TokenBatch
 from fastbrain.tokens.token_file import TokenFile
-from fastbrain.training import chart, checkpoint, evaluation, metrics, rules
+from fastbrain.training import checkpoint, evaluation, guard_log, incidents, metrics, rules
+from fastbrain.training.conclusion import conclude, remedies
 from fastbrain.training.data import Corpus
 from fastbrain.training.devices import Device
-from fastbrain.training.interrupts import Interrupts
-from fastbrain.training.progress import Console, short_time
-from fastbrain.training.recorder import Recorder
+from fastbrain.training.guard import Diverged, Kind, Rollback
+from fastbrain.training.progress import Console
+from fastbrain.training.recorder import Recorder, Settled
+from fastbrain.training.requests import Requests
 from fastbrain.training.run_dir import RunDir
+from fastbrain.training.saving import Saver
 from fastbrain.training.settings import Settings
+from fastbrain.training.sinks import TensorBoard
+from fastbrain.training.snapshot import Camera
 from fastbrain.training.state import State
+from fastbrain.training.watchdog import Watchdog
 
 
 def step_batches(
@@ -39,6 +45,13 @@ def step_batches(
     windows = tokens.windows(tokens.offsets(step, rows, seq_len), seq_len)
     for first in range(0, rows, micro):
         yield windows.slice(first, first + micro)
+
+
+class _RolledBack(Exception):
+    """The step in the making is dropped: the run goes on from an earlier one."""
+
+    def __init__(self, decision: Rollback) -> None:
+        self.decision = decision
 
 
 @dataclass
@@ -54,28 +67,53 @@ class Trainer:
     state: State
 
     def __post_init__(self) -> None:
-        settings = self.settings
+        settings, run, say = self.settings, self.run_dir, self.console.say
         self._total = settings.steps
         self._schedule = settings.schedule()
-        self._metrics = metrics.Metrics(self.run_dir.metrics, self.console.say)
-        self._recorder = Recorder(settings, self._metrics, self.console, self.device, self.state)
-        self._saved_step = self.state.step
+        self._metrics = metrics.Metrics(run.metrics, say)
+        self._guard_log = guard_log.GuardLog(run.guard_log, say)
+        self._board = TensorBoard(run.path / "tensorboard", say)
+        self._recorder = Recorder(
+            settings, self._metrics, self._board, self.console, self.device, self.state
+        )
+        self._camera = Camera(self.model, self.corpus, self.device, run.run_id)
+        self._saver = Saver(say)
+        self._watchdog = Watchdog(run.path / "stacks.txt", say)
+        self._first_step = self.state.step
+        # steps whose checkpoint was begun, and is on the disk
+        self._begun = self._committed = self.state.step if self.state.step else -1
         self._last_save_s = 0.0
 
     def run(self) -> bool:
-        """Train to the end, or until asked to stop; save. Whether the end was reached."""
+        """Train to the end, or until asked to stop; save. Whether the end was reached.
+
+        Raises:
+            Diverged: the guard gives up.
+            Io: the disk refused the last saves.
+        """
         limit = self.settings.train.max_time
         limit_s = math.inf if limit is None else rules.seconds(limit)
-        with Interrupts(self.console.say) as interrupts:
-            self._repeat_evaluation()
-            while self.state.step < self._total:
-                self._train_step()
-                self._after_step()
-                if interrupts.requested or self._recorder.pace.elapsed_s() >= limit_s:
-                    break
+        try:
+            with Requests(self.run_dir.path, self.console.say) as requests, self._watchdog:
+                self._repeat_evaluation()
+                while self.state.step < self._total:
+                    try:
+                        self._train_step()
+                        self._after_step(requests.save())
+                        if requests.stop() or self._recorder.pace.elapsed_s() >= limit_s:
+                            self._settle()
+                            break
+                    except _RolledBack as back:
+                        self._roll_back(back.decision)
+                self._recorder.flush()
+                self._finish_saving()
+        except Exception:
             self._recorder.flush()
-            self._save()
-        self._conclude()
+            self._saver.abandon()
+            raise
+        finally:
+            self._board.close()
+        conclude(self.run_dir, self.summary(), self.model.parameter_counts(), self.console.say)
         return self.state.step == self._total
 
     def _train_step(self) -> None:
@@ -88,23 +126,81 @@ class Trainer:
         # however it is split
         predicted = rows * (seq_len - 1)
         loss = auxiliary = torch.zeros((), device=self.device.torch_device)
-        for batch in step_batches(self.corpus.train, step, rows, micro, seq_len):
+        parts = []
+        data_step = self.state.guard.data_step(step)
+        for batch in step_batches(self.corpus.train, data_step, rows, micro, seq_len):
             share = batch.predicted() / predicted
             part = self.model.accumulate_step(batch, weight=share)
             loss = loss + part.lm_loss_sum
             auxiliary = auxiliary + part.auxiliary_loss * share
-        norm = self.model.step_clipped(1.0, settings.train.max_norm)
+            parts.append(part.lm_loss_sum)
+        # forward and backward are queued, so waiting for the step before costs nothing now
+        self._settle()
+        norm = self.model.step_clipped(1.0, settings.train.max_norm, loss)
         self.state.step = step + 1
-        self._recorder.add(step + 1, rate, torch.stack([loss / predicted, auxiliary, norm]))
+        numbers = torch.stack([loss / predicted, auxiliary, norm, *parts])
+        self._recorder.add(step + 1, rate, numbers)
+        self._watchdog.beat()
+        self._saver.check()
 
-    def _after_step(self) -> None:
+    def _settle(self) -> None:
+        """Judge the newest step, and do what follows.
+
+        Raises:
+            Diverged: the run is to end.
+            _RolledBack: the run is to go back.
+        """
+        settled = self._recorder.settle()
+        if settled is None or settled.verdict.kind is Kind.GOOD:
+            return
+        self._note(settled)
+        if settled.verdict.stop is not None:
+            raise Diverged(
+                f"step {settled.step}: {settled.verdict.stop}; begin another run with a lower "
+                f"train.learning_rate, or look at the text that {self.run_dir.guard_log} shows"
+            )
+        if settled.verdict.rollback is not None:
+            raise _RolledBack(settled.verdict.rollback)
+
+    def _note(self, settled: Settled) -> None:
+        row = incidents.row(settled, self.state.guard, self.corpus, self.settings)
+        self._guard_log.note({"start": self._metrics.start, **row})
+        if settled.verdict.kind is Kind.SKIP:
+            self.console.say(
+                f"step {settled.step}: the loss or gradient is not finite; nothing was updated"
+            )
+
+    def _roll_back(self, decision: Rollback) -> None:
+        self.model.zero_grad()
+        self._recorder.flush()
+        with self._paused():
+            self._saver.wait()
+            row = {"start": self._metrics.start, "kind": "rollback", "step": self.state.step}
+            self._guard_log.decide({**row, **decision._asdict()})
+            rollbacks = guard_log.rollbacks(self.run_dir.guard_log)
+            self.run_dir.carry_out(rollbacks)
+            found = self.run_dir.newest(self.console.say)
+            self.state = checkpoint.restore(
+                found, self.model, self.corpus, self.settings, rollbacks
+            )
+            self._recorder.go_back(self.state)
+            self._begun = self._committed = self.state.step if found else -1
+            self.console.say(
+                f"warning: rolled back to step {self.state.step}; the rows of steps "
+                f"{decision.first + 1} to {decision.last + 1} are passed over from now on"
+            )
+            self._repeat_evaluation()
+
+    def _after_step(self, wanted: bool) -> None:
         settings, step = self.settings, self.state.step
         last = step == self._total
         every, every_s = settings.save.interval_steps, settings.save_every_s
-        save = last or (every is not None and step % every == 0)
+        save = wanted or last or (every is not None and step % every == 0)
         if every_s is not None:
             save = save or self._recorder.pace.elapsed_s() - self._last_save_s >= every_s
         evaluate = last or step % settings.eval.interval == 0
+        if save or evaluate:
+            self._settle()
         if save or evaluate or self._recorder.due():
             self._recorder.flush()
         if save:
@@ -112,27 +208,55 @@ class Trainer:
         if evaluate:
             self._evaluate()
 
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        with self._recorder.pace.pause(), self._watchdog.pause():
+            yield
+
     def _save(self) -> None:
-        if self._saved_step == self.state.step:
+        """Begin the checkpoint of this step; training goes on once its copy is made."""
+        if self._begun == self.state.step:
             return
-
-        def write(directory: Path) -> None:
-            checkpoint.write(
-                directory, self.model, self.corpus, self.settings, self.state, self.device,
-                self.run_dir.run_id,
-            )  # fmt: skip
-
-        with self._recorder.pace.pause():
-            self._metrics.sync()
-            self.run_dir.commit(self.state.step, write)
-            save = self.settings.save
-            self.run_dir.retain(save.keep, save.keep_every, self.state.best_step)
-        self._saved_step = self.state.step
+        with self._paused():
+            self._saver.wait()
+            self._saver.start(self._writing())
+        self._begun = self.state.step
         self._last_save_s = self._recorder.pace.elapsed_s()
+
+    def _writing(self) -> Any:
+        state, save = self.state, self.settings.save
+        snapshot = self._camera.take(self.settings, state)
+        rollback = self.settings.guard.policy == "rollback"
+        way_back = state.guard.way_back(state.step) if rollback else None
+
+        def write() -> None:
+            self._metrics.sync()
+            self.run_dir.commit(snapshot.step, snapshot.write)
+            self._committed = snapshot.step
+            try:
+                # looked up now: an evaluation since may have made this step the best
+                self.run_dir.retain(
+                    save.keep, save.keep_every, state.best_step, self.console.say, way_back
+                )
+            except Io as error:
+                self.console.say(f"warning: {error}; old checkpoints stay")
+
+        return write
+
+    def _finish_saving(self) -> None:
+        """Make sure that the last step is on the disk.
+
+        Raises:
+            Io: it cannot be written.
+        """
+        with self._paused():
+            self._saver.wait()
+            if self._committed != self.state.step:
+                self._writing()()
 
     def _evaluate(self) -> None:
         settings, step = self.settings, self.state.step
-        with self._recorder.pace.pause():
+        with self._paused():
             micro = int(settings.train.micro_batch_size)
             score = evaluation.score(self.model, self.corpus, micro, settings.data.seq_len)
             best = self.state.note_score(step, score.loss)
@@ -179,44 +303,17 @@ class Trainer:
             "time_s": round(self._recorder.pace.elapsed_s(), 3),
         }
 
-    def way_back(self) -> str:
-        """One sentence for a run that failed: what is left, and how to go on."""
+    def way_back(self, error: Exception | None = None) -> str:
+        """What to say of a run that failed: what is left, how to go on, what would help."""
+        run = self.run_dir.path
         committed = self.run_dir.checkpoints()
-        if not committed:
-            return (
-                f"no checkpoint was written yet; begin again: fastbrain resume {self.run_dir.path}"
+        if committed:
+            said = (
+                f"the last checkpoint is {committed[-1].path}; go on from it: "
+                f"fastbrain resume {run}"
             )
-        return (
-            f"the last checkpoint is {committed[-1].path}; go on from it: "
-            f"fastbrain resume {self.run_dir.path}"
-        )
-
-    def _conclude(self) -> None:
-        rows = metrics.read(self.run_dir.metrics)
-        picture = self.run_dir.path / "loss.png"
-        title = f"{self.run_dir.path.name}: {self.model.parameter_counts()}"
-        missing: str | None
-        try:
-            missing = chart.draw(rows, picture, title)
-        except Io as error:
-            missing = str(error)
-        summary, say = self.summary(), self.console.say
-        took = short_time(summary["time_s"])
-        say("")
-        done = "done" if summary["step"] == self._total else "stopped"
-        say(
-            f"{done}: {summary['step']} of {self._total} steps, {summary['tokens']:,} tokens, "
-            f"{took} since this start"
-        )
-        if summary["loss"] is not None:
-            say(f"  training loss  {summary['loss']:.4f}")
-        if summary["val_loss"] is not None:
-            say(
-                f"  held-out loss  {summary['val_loss']:.4f}, the best "
-                f"{summary['best_val_loss']:.4f} at step {summary['best_step']}"
-            )
-        say(f"  checkpoint     {summary['checkpoint']}")
-        say(f"  samples        {self.run_dir.samples}")
-        say(f"  loss curve     {picture}" if missing is None else f"  {missing}")
-        if summary["step"] < self._total:
-            say(f"  go on with     fastbrain resume {self.run_dir.path}")
+        else:
+            said = f"no checkpoint was written yet; begin again: fastbrain resume {run}"
+        if isinstance(error, Cuda | CudaMemoryBudget) and self.state.step == self._first_step:
+            said = "\n".join([*remedies(self.settings), said])
+        return said

@@ -1,21 +1,20 @@
 """metrics.jsonl: a row for every step and every evaluation, and the one history that they tell.
 
-Rows are only ever appended. A run that was killed leaves a torn last line, and one that resumes
-runs some steps again; so every row carries `start`, the how-manieth start of the run wrote it, and
-`read` keeps of every earlier start only what the later ones did not run again.
+Rows are only ever appended. A run that resumes or goes back runs some steps again; so every row
+carries `start`, the how-manieth start of the run wrote it, and `read` keeps of every earlier start
+only what the later ones did not run again.
 
 The step of a row is the number of steps finished when it was written: the row of the first step
 has 1, and an evaluation of checkpoint step-00000500 has 500.
 """
 
-import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastbrain import atomic
+from fastbrain.training.jsonl import JsonLines, read_lines
 
 Row = dict[str, Any]
 
@@ -30,33 +29,16 @@ class Metrics:
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
         self.path = path
-        self._warn = warn
-        self._dead = False
-        with atomic.io_errors("write", path):
-            path.touch()
-            whole = _whole_lines(path)
-            os.truncate(path, len(whole))
-        self.start = 1 + max((row["start"] for row in _parse(whole)), default=0)
+        self._lines = JsonLines(path, warn)
+        self.start = 1 + max((row["start"] for row in _rows(path)), default=0)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows; each gets this start's number. NaN and infinity are written as null."""
-        lines = [json.dumps(_finite({"start": self.start, **row})) + "\n" for row in rows]
-        if self._dead or not lines:
-            return
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
-        except OSError as error:
-            self._dead = True
-            self._warn(f"{self.path} can no longer be written ({error.strerror}); training goes on")
+        self._lines.append({"start": self.start, **row} for row in rows)
 
     def sync(self) -> None:
         """Force the rows to the disk: called before a checkpoint of their steps is committed."""
-        try:
-            with self.path.open("ab") as file:
-                os.fsync(file.fileno())
-        except OSError:
-            pass  # append has said so, or will
+        self._lines.sync()
 
 
 def read(path: Path) -> list[Row]:
@@ -66,13 +48,14 @@ def read(path: Path) -> list[Row]:
     has not reached yet: they belong to a history that was given up.
     """
     with atomic.io_errors("read", path):
-        rows = _parse(_whole_lines(path))
+        by_start: dict[int, list[Row]] = {}
+        for row in _rows(path):
+            by_start.setdefault(row["start"], []).append(row)
     kept: list[Row] = []
     limit = math.inf
-    for start in sorted({row["start"] for row in rows}, reverse=True):
-        own = [row for row in rows if row["start"] == start]
-        kept += [row for row in own if row["step"] < limit]
-        limit = min([limit, *(row["step"] for row in own if "loss" in row)])
+    for start in sorted(by_start, reverse=True):
+        kept += [row for row in by_start[start] if row["step"] < limit]
+        limit = min([limit, *(row["step"] for row in by_start[start] if "loss" in row)])
     newest = {("loss" in row, row["step"]): row for row in sorted(kept, key=_by_start)}
     return sorted(newest.values(), key=lambda row: (row["step"], "loss" not in row))
 
@@ -81,25 +64,13 @@ def _by_start(row: Row) -> int:
     return int(row["start"])
 
 
-def _whole_lines(path: Path) -> bytes:
-    content = path.read_bytes()
-    return content[: content.rfind(b"\n") + 1]
+def _rows(path: Path) -> list[Row]:
+    return [
+        row
+        for row in read_lines(path)
+        if _is_whole(row.get("step")) and _is_whole(row.get("start"))
+    ]
 
 
-def _parse(content: bytes) -> list[Row]:
-    rows = []
-    for line in content.split(b"\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # torn by a power loss in the middle of the file, or blank
-        if isinstance(row, dict) and "step" in row and "start" in row:
-            rows.append(row)
-    return rows
-
-
-def _finite(row: Row) -> Row:
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
+def _is_whole(value: object) -> bool:
+    return type(value) is int

@@ -7,11 +7,21 @@ import torch
 from fastbrain.errors import UnsupportedCuda
 from fastbrain.lm import TransformerLm
 from fastbrain.optim import Optimizer
-from fastbrain.training import checkpoint, data, devices
+from fastbrain.training import (
+    checkpoint,
+    data,
+    devices,
+    environment,
+    guard_log,
+    manifest,
+    resuming,
+)
+from fastbrain.training.command import GoingOn
 from fastbrain.training.devices import Device
+from fastbrain.training.guard import Guard
 from fastbrain.training.loop import Trainer
 from fastbrain.training.progress import Console
-from fastbrain.training.run_dir import Checkpoint, RunDir
+from fastbrain.training.run_dir import RunDir
 from fastbrain.training.settings import Settings
 from fastbrain.training.state import State
 
@@ -41,28 +51,43 @@ def begin(path: Path, settings: Settings, console: Console) -> Trainer:
         settings = settings.with_train(micro_batch_size=size)
     run = RunDir.create(path, settings.tables())
     _introduce(run, settings, model, corpus, device, console)
-    return Trainer(run, settings, model, corpus, device, console, State())
+    return Trainer(run, settings, model, corpus, device, console, _fresh(settings))
 
 
-def go_on(run: RunDir, settings: Settings, found: Checkpoint | None, console: Console) -> Trainer:
+def go_on(going_on: GoingOn, settings: Settings, console: Console) -> Trainer:
     """Go on with a run from a checkpoint, or from the start if it never came to one.
 
     Raises:
         FastBrainError: the checkpoint does not belong to this run, its data or its model.
     """
+    run, found = going_on.run, going_on.checkpoint
     device = Device.find()
+    if going_on.remake_data:
+        data.remake(settings, run.path / "data", console.say)
     corpus = data.open_corpus(settings, run.path / "data")
     model = _model(settings, device)
-    state = State()
+    changes = resuming.changes(going_on.then, settings, found.step if found else 0)
+    if going_on.overridden != set(run.tables.get("overridden", ())) or going_on.remake_data:
+        run = run.rewritten(settings.tables(), going_on.overridden)
     _introduce(run, settings, model, corpus, device, console)
+    rollbacks = guard_log.rollbacks(run.guard_log)
     if found is None:
         console.say("there is no checkpoint yet: beginning at step 0")
+        state = _fresh(settings, rollbacks)
     else:
-        state = checkpoint.load(found.path, model, corpus, settings.train.seed)
+        state = checkpoint.restore(found, model, corpus, settings, rollbacks)
         console.say(f"going on from {found.path}")
-        for difference in checkpoint.differences_in_kind(found.path, device, settings):
-            console.say(f"warning: {difference}: the last bits may differ from here on")
+        recorded = manifest.document(found.path / "trainer_state.json")
+        changes += environment.differences(recorded, environment.environment(device, settings))
+    for change in changes:
+        console.say(f"warning: {change}")
+    if changes:
+        console.say("warning: so the results differ, if only in their last bits, from here on")
     return Trainer(run, settings, model, corpus, device, console, state)
+
+
+def _fresh(settings: Settings, rollbacks: list[tuple[int, int]] | None = None) -> State:
+    return State(guard=Guard(settings.guard.policy, data_skips=rollbacks or []))
 
 
 def _model(settings: Settings, device: Device) -> TransformerLm:

@@ -4,11 +4,14 @@ Speeds and the time left come from this start of the run alone, so that a resume
 divide the steps of a week by the seconds of a minute.
 """
 
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from shutil import get_terminal_size
+from statistics import median
 from typing import TextIO
 
 
@@ -60,12 +63,53 @@ class Pace:
         self._lap, self._paused = (step, now), 0.0
         return (step - last) / taken
 
+    def go_back(self, step: int) -> None:
+        """Say that only `step` steps are finished after all."""
+        self._first_step, self._origin = step, None
+        self._lap, self._paused = (step, self._clock()), 0.0
+
     def remaining_s(self, step: int, total: int) -> float:
         """Seconds until `total` steps are finished, going on as since this start."""
         first, since = self._origin or (self._first_step, self.started)
         if step <= first:
             first, since = self._first_step, self.started
         return (self._clock() - since) / max(step - first, 1) * (total - step)
+
+
+class Slowdown:
+    """Notices when a run has become slower for good, as when something else takes the card."""
+
+    # means over half a minute; ten in a row below this share of what was usual before
+    BUCKET_S, ROW, SHARE = 30.0, 10, 0.8
+
+    def __init__(self) -> None:
+        self._means: deque[float] = deque(maxlen=200)
+        self._bucket: tuple[int, list[float]] = (0, [])
+        self._said = False
+
+    def note(self, elapsed_s: float, rate: float) -> str | None:
+        """Take a speed measured just now; returns a sentence once, when it has stayed low."""
+        number, rates = self._bucket
+        now = int(elapsed_s / self.BUCKET_S)
+        if now == number:
+            rates.append(rate)
+            return None
+        if rates:
+            self._means.append(sum(rates) / len(rates))
+        self._bucket = (now, [rate])
+        recent, before = list(self._means)[-self.ROW :], list(self._means)[: -self.ROW]
+        if len(before) < self.ROW:
+            return None
+        usual = median(before)
+        slow = max(recent) < self.SHARE * usual
+        said, self._said = self._said, slow
+        if not slow or said:
+            return None
+        return (
+            f"for {self.ROW * self.BUCKET_S / 60:.0f} minutes the speed has been at most "
+            f"{short_count(max(recent))} tok/s, and was {short_count(usual)} before: does "
+            "something else use the device, or does it throttle?"
+        )
 
 
 @dataclass(frozen=True)
@@ -129,6 +173,13 @@ class Console:
             self._drawn = True
         else:
             self.say(standing.line())
+
+    def complain(self, text: str) -> None:
+        """Print lines to stderr, which may have died as well."""
+        with suppress(OSError, ValueError, AttributeError):
+            for line in text.splitlines():
+                sys.stderr.write(f"fastbrain: {line}\n")
+            sys.stderr.flush()
 
     def _write(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"

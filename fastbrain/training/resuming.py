@@ -1,22 +1,37 @@
-"""What may change when a run goes on: everything that only watches, nothing that decides a bit."""
+"""What may change when a run goes on, in three classes: never, on purpose, and freely.
+
+The shape and the seed make a run what it is. Rate, rows and arithmetic decide its results, and may
+be changed in the middle only where the user says so by name. The rest only watches.
+"""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from fastbrain.errors import InvalidConfig
 from fastbrain.training.settings import Settings
 
-_DECISIVE = (
-    "global_batch_size",
-    "learning_rate",
-    "floor",
-    "betas",
-    "weight_decay",
-    "max_norm",
-    "precision",
-    "seed",
+# what only --override changes: everything else that decides a bit of the result
+OVERRIDABLE = (
+    "data.train",
+    "data.validation",
+    "data.seq_len",
+    "train.max_steps",
+    "train.max_tokens",
+    "train.global_batch_size",
+    "train.learning_rate",
+    "train.warmup_steps",
+    "train.floor",
+    "train.betas",
+    "train.weight_decay",
+    "train.max_norm",
+    "train.precision",
 )
+# what may change, but ends the equality of bits with the run never stopped
+WARNED = ("guard.policy",)
+_NEVER = ("data.tokenizer", "train.seed")
+_RATE = ("max_steps", "max_tokens", "learning_rate", "warmup_steps", "floor", "global_batch_size")
 
 
 def absolute(settings: Settings) -> Settings:
@@ -30,43 +45,92 @@ def absolute(settings: Settings) -> Settings:
     return dataclasses.replace(settings, data=dataclasses.replace(data, **paths))
 
 
-def continued(stored: Settings, wanted: Settings) -> Settings:
-    """The settings of a resumed run: those it began with, and what may change as now wanted.
+def continued(
+    then: Settings, wanted: Settings, step: int, overridden: Collection[str] = ()
+) -> Settings:
+    """The settings of a resumed run: those it had, and what may change as now wanted.
 
     Args:
-        stored: of the run's own config.toml, everything decided.
+        then: of the run so far, everything decided.
         wanted: now asked for; what it leaves open is as it was.
+        step: steps finished where the run goes on, for what is said of the rate.
+        overridden: dotted keys that the user changes on purpose.
 
     Raises:
-        InvalidConfig: a difference that would make it another run; names both values.
+        InvalidConfig: a difference that would make it another run, or that has to be asked for
+            by --override; names both values.
     """
-    vocab_size = stored.model["vocab_size"]
-    train = wanted.train
-    wanted = wanted.with_train(
-        precision=train.precision or stored.train.precision,
-        micro_batch_size=(
-            stored.train.micro_batch_size
-            if train.micro_batch_size == "auto"
-            else train.micro_batch_size
-        ),
-    )
-    then, now = _decisive(stored, vocab_size), _decisive(wanted, vocab_size)
-    changed = [
-        f"{key} was {then[key]} and is now {now[key]}" for key in then if then[key] != now[key]
-    ]
-    if changed:
+    wanted = _filled(wanted, then)
+    forbidden = [*_model_changes(then, wanted), *_changes(then, wanted, _NEVER).values()]
+    if forbidden:
         raise InvalidConfig(
-            f"this is not the run that began there: {'; '.join(changed)}. "
+            f"this is not the run that began there: {'; '.join(forbidden)}. "
             "Leave it as it was, or begin another run with --run"
         )
-    return dataclasses.replace(wanted, model=stored.model)
+    asked_for = [key for key in OVERRIDABLE if key not in overridden]
+    changed = _changes(then, wanted, asked_for)
+    if changed:
+        flags = " ".join(f"--override {key}={_argument(_value(wanted, key))}" for key in changed)
+        raise InvalidConfig(
+            f"this would change the run in the middle: {'; '.join(changed.values())}."
+            f"{_rates(then, wanted, step, changed)} Leave it as it was, or say that you mean it: "
+            f"{flags}"
+        )
+    return dataclasses.replace(wanted, model=then.model)
 
 
-def _decisive(settings: Settings, vocab_size: int) -> dict[str, Any]:
-    config = settings.config(vocab_size)
+def changes(then: Settings, now: Settings, step: int) -> list[str]:
+    """What of the results' causes is changed, a sentence each, to be said when a run goes on."""
+    found = _changes(then, now, (*OVERRIDABLE, *WARNED))
+    rates = _rates(then, now, step, found)
+    return [*found.values(), *([rates.strip()] if rates else [])]
+
+
+def _filled(wanted: Settings, then: Settings) -> Settings:
+    train = wanted.train
+    micro = train.micro_batch_size
+    return wanted.with_train(
+        precision=train.precision or then.train.precision,
+        warmup_steps=then.train.warmup_steps if train.warmup_steps is None else train.warmup_steps,
+        micro_batch_size=then.train.micro_batch_size if micro == "auto" else micro,
+    )
+
+
+def _model_changes(then: Settings, wanted: Settings) -> list[str]:
+    vocab_size = then.model["vocab_size"]
+    before, after = then.config(vocab_size), wanted.config(vocab_size)
+    return [
+        f"model.{each.name} was {getattr(before, each.name)} and is now {getattr(after, each.name)}"
+        for each in dataclasses.fields(before)
+        if getattr(before, each.name) != getattr(after, each.name)
+    ]
+
+
+def _changes(then: Settings, wanted: Settings, keys: Collection[str]) -> dict[str, str]:
+    return {
+        key: f"{key} was {_argument(_value(then, key))} and is now {_argument(_value(wanted, key))}"
+        for key in keys
+        if _value(then, key) != _value(wanted, key)
+    }
+
+
+def _value(settings: Settings, key: str) -> Any:
+    table, name = key.split(".")
+    return getattr(getattr(settings, table), name)
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return "none" if value is None else str(value)
+
+
+def _rates(then: Settings, now: Settings, step: int, names: Collection[str]) -> str:
+    if not any(name == f"train.{key}" for name in names for key in _RATE):
+        return ""
+    before, after = then.schedule(), now.schedule()
     return (
-        {f"model.{each.name}": getattr(config, each.name) for each in dataclasses.fields(config)}
-        | {f"data.{key}": value for key, value in dataclasses.asdict(settings.data).items()}
-        | {f"train.{key}": getattr(settings.train, key) for key in _DECISIVE}
-        | {"the number of steps": settings.steps, "train.warmup_steps": settings.warmup}
+        f" The learning rate at step {step} was {before.rate(step):.4g} and is now "
+        f"{after.rate(step):.4g}; at the end it was {before.rate(then.steps):.4g} and is now "
+        f"{after.rate(now.steps):.4g}."
     )

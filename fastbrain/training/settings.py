@@ -16,7 +16,7 @@ from fastbrain.schedule import Schedule
 from fastbrain.training import rules
 
 # a run directory's own configuration carries these beside the tables
-STAMPS = ("format_version", "run_id")
+STAMPS = ("format_version", "run_id", "overridden")
 
 _SCALINGS: dict[str, type[LinearScaling] | type[Llama3Scaling]] = {
     "linear": LinearScaling,
@@ -78,9 +78,9 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """What happens to a step whose gradient is not finite."""
+    """What happens after steps whose loss or gradient is not finite, or far too large."""
 
-    policy: str = _setting(rules.choice("skip"), "skip")
+    policy: str = _setting(rules.choice("skip", "rollback", "stop"), "skip")
 
 
 @dataclass(frozen=True)

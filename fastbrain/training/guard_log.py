@@ -1,0 +1,62 @@
+"""guard.jsonl: a row for every step that was skipped or spiked, and for every rollback.
+
+Skips and spikes carry where the rows of the step lie in the token file, and the beginning of
+their text, so that bad text can be found and mended. Rollbacks are decisions: they are on the disk
+before they are carried out, and every later start goes by them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastbrain import atomic
+from fastbrain.training.guard import Rollback
+from fastbrain.training.jsonl import JsonLines, read_lines
+
+Row = dict[str, Any]
+
+
+class GuardLog:
+    """The writer.
+
+    Args:
+        path: the file; created when missing, its torn last line dropped.
+        warn: called with one sentence when rows can no longer be written.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
+        self._lines = JsonLines(path, warn)
+
+    def note(self, row: Row) -> None:
+        """Write a skip or a spike; a failing disk warns once, never stops."""
+        self._lines.append([row])
+
+    def decide(self, row: Row) -> None:
+        """Write a rollback, and force it to the disk.
+
+        Raises:
+            Io: it cannot be written, so it must not be carried out.
+        """
+        self._lines.append_durably(row)
+
+
+def read(path: Path) -> list[Row]:
+    """All rows in the order of their steps, those that a resume wrote again once. No file: none."""
+    if not path.exists():
+        return []
+    with atomic.io_errors("read", path):
+        rows = [row for row in read_lines(path) if "kind" in row and "step" in row]
+    newest = {
+        (row["kind"], row["step"], row.get("data_step"), row.get("first")): row for row in rows
+    }
+    return sorted(newest.values(), key=lambda row: (row["step"], row.get("start", 0)))
+
+
+def rollbacks(path: Path) -> list[tuple[int, int]]:
+    """Every rollback decided, as (first step, rows of steps passed over), in that order."""
+    decided = [
+        Rollback(row["first"], row["last"])
+        for row in read_lines(path)
+        if row.get("kind") == "rollback"
+    ]
+    return list(dict.fromkeys(each.passed_over for each in decided))

@@ -1,0 +1,115 @@
+"""One writer for a run: a lock on run.lock, which the system frees when its holder dies.
+
+Readers never need it. It is a lock on the open file, not the file's being there, so that nothing
+is left to clean up after a crash; the content only says who holds it.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from fastbrain import atomic
+from fastbrain.errors import FastBrainError
+
+NAME = "run.lock"
+
+# Windows locks bytes for readers too: one far behind the content, which stays readable
+_FAR = 1 << 20
+
+
+class Locked(FastBrainError):
+    """Another process is writing to the run."""
+
+
+class Lock:
+    """The right to write to a run, held until `release` or the end of the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, run: Path) -> Self:
+        """Take the lock of a run's directory, which is made where it is missing.
+
+        Raises:
+            Locked: another process has it; names it.
+            Io: the directory cannot be written to.
+        """
+        with atomic.io_errors("write to the run in", run):
+            run.mkdir(parents=True, exist_ok=True)
+            fd = os.open(run / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        if not _try(fd):
+            os.close(fd)
+            raise Locked(
+                f"{run} is being trained by {_named(holder(run))}: stop that one first "
+                f"(fastbrain pause {run}), or choose another place with --run"
+            )
+        content = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        with atomic.io_errors("write", run / NAME):
+            os.ftruncate(fd, 0)
+            os.write(fd, json.dumps(content).encode())
+        return cls(fd)
+
+    def release(self) -> None:
+        """Give it back; once is enough."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def holder(run: Path) -> dict[str, Any] | None:
+    """What the newest holder wrote of itself: pid, host, started. It may be gone."""
+    try:
+        found = json.loads((run / NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_held(run: Path) -> bool:
+    """Whether some process is writing to the run now."""
+    try:
+        fd = os.open(run / NAME, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _try(fd, shared=True)
+    finally:
+        os.close(fd)
+
+
+def _named(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "another process"
+    return f"process {found.get('pid')} on {found.get('host')}, since {found.get('started')}"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try(fd: int, shared: bool = False) -> bool:
+        os.lseek(fd, _FAR, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        finally:
+            os.lseek(fd, 0, os.SEEK_SET)
+        return True
+else:
+    import fcntl
+
+    def _try(fd: int, shared: bool = False) -> bool:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,162 @@
+"""A private copy of everything that a checkpoint holds, and the files that it becomes.
+
+It is taken between two steps and belongs to nobody else, so that the model may train on while a
+thread writes it. Everything is safetensors or JSON. Rate, rows and bias correction follow from the
+step and the settings, so there is no generator and no scheduler to save.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbrain import atomic
+from fastbrain.errors import FastBrainError
+from fastbrain.formats import huggingface
+from fastbrain.formats.safetensors_file import pieces
+from fastbrain.lm import TransformerLm
+from fastbrain.training.data import Corpus
+from fastbrain.training.devices import Device
+from fastbrain.training.environment import environment
+from fastbrain.training.manifest import FORMAT_VERSION
+from fastbrain.training.settings import Settings
+from fastbrain.training.space import require_space
+from fastbrain.training.state import State
+
+# values looked at together: they stay in the cache, and NumPy lets other threads run
+_BLOCK = 1 << 20
+
+
+class NotFinite(FastBrainError):
+    """The model holds NaN or infinity, and is not worth keeping."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint of `step` holds: tensors by file and name, and the other files' bytes."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    documents: Mapping[str, bytes]
+
+    def write(self, directory: Path) -> dict[str, atomic.Written]:
+        """Fill an empty directory, every file flushed.
+
+        Raises:
+            NotFinite: a weight or moment is not a finite number.
+            Io: a file cannot be written, or the disk has less space than all of them need.
+        """
+        size = sum(t.nbytes for tensors in self.tensors.values() for t in tensors.values())
+        require_space(directory, size, "a checkpoint needs")
+        written = {}
+        for name, tensors in self.tensors.items():
+            for key, tensor in tensors.items():
+                _require_finite(key, tensor)
+            written[name] = atomic.write_new(directory / name, pieces(tensors))
+        for name, content in self.documents.items():
+            written[name] = atomic.write_new(directory / name, [content])
+        return written
+
+
+class Camera:
+    """Takes snapshots of one model, into host memory that is allocated once: 12 bytes a parameter.
+
+    A snapshot is good until the next one is taken.
+    """
+
+    def __init__(self, model: TransformerLm, corpus: Corpus, device: Device, run_id: str) -> None:
+        self._model = model
+        self._corpus = corpus
+        self._device = device
+        self._run_id = run_id
+        self._host: dict[str, dict[str, Tensor]] = {}
+
+    def take(self, settings: Settings, state: State) -> Snapshot:
+        """Copy the model, its moments and the counters as they are now."""
+        weights = huggingface.stored(self._model.weights())
+        updates = torch.tensor(self._model.optimizer_step(), dtype=torch.int64)
+        live = {
+            "model.safetensors": weights,
+            "optimizer.safetensors": moments(self._model) | {"updates": updates},
+        }
+        if not self._host:
+            self._host = {
+                name: {key: torch.empty(t.shape, dtype=t.dtype) for key, t in tensors.items()}
+                for name, tensors in live.items()
+            }
+        for name, tensors in live.items():
+            for key, tensor in tensors.items():
+                self._host[name][key].copy_(tensor)
+        documents = _model_documents(self._model, self._corpus)
+        state_document = self._trainer_state(settings, state, int(updates))
+        documents["trainer_state.json"] = _json(state_document)
+        return Snapshot(state.step, self._host, documents)
+
+    def _trainer_state(self, settings: Settings, state: State, updates: int) -> dict[str, Any]:
+        tables = settings.tables()
+        canonical = json.dumps(tables, sort_keys=True, separators=(",", ":"))
+        best = {"step": state.best_step, "val_loss": state.best_loss}
+        vocabulary = self._corpus.vocabulary
+        finite = state.val_loss is not None and math.isfinite(state.val_loss)
+        return {
+            "format_version": FORMAT_VERSION,
+            "run_id": self._run_id,
+            "step": state.step,
+            "updates": updates,
+            "tokens_seen": state.step * settings.step_tokens,
+            "config": tables,
+            "config_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
+            "optimizer": type(self._model.optimizer).__name__,
+            "guard": state.guard.document(),
+            "val_loss": state.val_loss if finite else None,
+            "best": None if state.best_step is None else best,
+            "data": self._corpus.fingerprint,
+            "tokenizer_sha256": None if vocabulary is None else vocabulary.sha256,
+            **environment(self._device, settings),
+        }
+
+
+def moments(model: TransformerLm) -> dict[str, Tensor]:
+    """The optimizer's moments under their names in a checkpoint; writing to them writes it."""
+    first = huggingface.stored((name, one) for name, one, _ in model.moments())
+    second = huggingface.stored((name, two) for name, _, two in model.moments())
+    return {f"{name}.moment1": tensor for name, tensor in first.items()} | {
+        f"{name}.moment2": tensor for name, tensor in second.items()
+    }
+
+
+def _model_documents(model: TransformerLm, corpus: Corpus) -> dict[str, bytes]:
+    words = corpus.vocabulary
+    eos, pad = (None, None) if words is None else (words.eos_id, words.pad_id)
+    found = {
+        "config.json": _json(huggingface.config_json(model.config, eos=eos, pad=pad)),
+        "generation_config.json": _json(huggingface.generation_config_json(eos, pad)),
+    }
+    if words is not None:
+        found["tokenizer.json"] = words.path.read_bytes()
+        found["tokenizer_config.json"] = _json(
+            huggingface.tokenizer_config_json(
+                eos=words.eos, pad=words.pad, model_max_length=model.config.max_seq_len
+            )
+        )
+    return found
+
+
+def _require_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
+        return
+    values = tensor.reshape(-1).numpy()
+    for first in range(0, values.size, _BLOCK):
+        if not np.isfinite(values[first : first + _BLOCK]).all():
+            raise NotFinite(f"{name} holds values that are not finite numbers; nothing was saved")
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
