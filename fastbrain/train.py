@@ -41,7 +41,7 @@ def run(request: Request, console: Console) -> int:
     except FastBrainError as error:
         if trainer is None:
             return command.refuse(error)
-        console.complain(f"{error}\n{trainer.way_back(error)}")
+        console.complain(trainer.failure(error))
         return command.FAILED
     except KeyboardInterrupt:
         console.complain("interrupted" + ("" if trainer is None else f"; {trainer.way_back()}"))

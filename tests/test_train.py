@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -152,27 +151,6 @@ def test_an_evaluation_that_a_kill_lost_is_repeated():
     Path("lost/metrics.jsonl").write_text("".join(lines))
     assert cli.main(["resume", "lost"]) == 0
     assert numbers("lost") == whole
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_once_and_the_run_can_go_on(monkeypatch, capsys, number):
-    name = f"stopped-{number}"
-    step = Trainer._train_step
-
-    def interrupted(trainer: Trainer) -> None:
-        step(trainer)
-        if trainer.state.step == 2:
-            os.kill(os.getpid(), number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train_step", interrupted)
-        assert run(name) == 75
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert f"fastbrain resume {name}" in capsys.readouterr().out
-    assert [path.name for path in Path(name, "checkpoints").iterdir()] == ["step-00000002"]
-    assert cli.main(["resume", name]) == 0
-    assert run(f"{name}-whole") == 0
-    assert bits(name, 6) == bits(f"{name}-whole", 6)
 
 
 def test_time_that_is_up_stops_and_can_go_on():

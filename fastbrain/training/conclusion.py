@@ -12,6 +12,8 @@ from fastbrain.training.progress import short_time
 from fastbrain.training.run_dir import RunDir
 from fastbrain.training.settings import Settings
 
+OUT_OF_MEMORY = "the device ran out of memory. To make a step smaller, cheapest first:"
+
 
 def conclude(
     run: RunDir, summary: Mapping[str, Any], counts: ParameterCounts, say: Callable[[str], object]
@@ -65,4 +67,4 @@ def remedies(settings: Settings) -> list[str]:
         )
     except FastBrainError:
         return []  # not a card that can be planned for
-    return ["to make a step smaller, cheapest first:", *(f"  {each}" for each in found)]
+    return [f"  {number}. {each}" for number, each in enumerate(found, start=1)]

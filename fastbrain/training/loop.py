@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from fastbrain.errors import Cuda, CudaMemoryBudget, Io
+from fastbrain.errors import Io
 from fastbrain.lm import TransformerLm
 from fastbrain.tokens.token_batch import TokenBatch
 from fastbrain.tokens.token_file import TokenFile
 from fastbrain.training import checkpoint, evaluation, guard_log, incidents, metrics, rules
-from fastbrain.training.conclusion import conclude, remedies
+from fastbrain.training.conclusion import OUT_OF_MEMORY, conclude, remedies
 from fastbrain.training.data import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.guard import Diverged, Kind, Rollback
@@ -303,17 +303,19 @@ class Trainer:
             "time_s": round(self._recorder.pace.elapsed_s(), 3),
         }
 
-    def way_back(self, error: Exception | None = None) -> str:
-        """What to say of a run that failed: what is left, how to go on, what would help."""
+    def failure(self, error: Exception) -> str:
+        """What to say of an error that ended the run, with what would help where that is known."""
+        said = str(error)
+        full = isinstance(error.__cause__, torch.OutOfMemoryError)
+        if full and self.state.step == self._first_step:
+            ways = remedies(self.settings)
+            said = "\n".join([OUT_OF_MEMORY, *ways, f"({error.__cause__})"]) if ways else said
+        return f"{said}\n{self.way_back()}"
+
+    def way_back(self) -> str:
+        """One sentence for a run that failed: what is left, and how to go on."""
         run = self.run_dir.path
         committed = self.run_dir.checkpoints()
-        if committed:
-            said = (
-                f"the last checkpoint is {committed[-1].path}; go on from it: "
-                f"fastbrain resume {run}"
-            )
-        else:
-            said = f"no checkpoint was written yet; begin again: fastbrain resume {run}"
-        if isinstance(error, Cuda | CudaMemoryBudget) and self.state.step == self._first_step:
-            said = "\n".join([*remedies(self.settings), said])
-        return said
+        if not committed:
+            return f"no checkpoint was written yet; begin again: fastbrain resume {run}"
+        return f"the last checkpoint is {committed[-1].path}; go on from it: fastbrain resume {run}"
