@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from fastbrain.commands import bench, pause, plan
+from fastbrain.commands import bench, inspect, pause, plan, report, verify
 from fastbrain.training import command
 from fastbrain.training.command import Request
 from fastbrain.training.progress import Console
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add_arguments(verbs.add_parser(name, help=text, description=f"{text.capitalize()}."))
     for name, text, module in (
         ("pause", "ask a run to save and stop", pause),
+        ("report", "write one HTML page about a run", report),
+        ("verify", "compare every byte of a run's checkpoints with what was written", verify),
+        ("inspect", "say what a file or folder is, and whether it is whole", inspect),
         ("plan", "predict what a shape costs on a card", plan),
         ("bench", "time the operations and whole jobs beside their peers", bench),
     ):

@@ -150,6 +150,13 @@ def test_the_log_has_what_a_resume_wrote_again_once(tmp_path):
     ]  # fmt: skip
     assert rows[0]["loss"] is None
     assert guard_log.rollbacks(tmp_path / "guard.jsonl") == [(1, 11)]
+    # an edited file ends no run and no report
+    with (tmp_path / "guard.jsonl").open("a") as file:
+        for row in ({"first": []}, {"step": "9"}, {"data_step": {}}, {"kind": []}, {"start": None}):
+            line = {"start": 4, "kind": "rollback", "step": 1, "first": 1, "last": 2} | row
+            file.write(json.dumps(line) + "\n")
+    assert guard_log.read(tmp_path / "guard.jsonl") == rows
+    assert guard_log.rollbacks(tmp_path / "guard.jsonl") == [(1, 11)]
     assert guard_log.read(tmp_path / "none") == []
     assert guard_log.rollbacks(tmp_path / "none") == []
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from fastbrain.commands import inspect_rows
 from fastbrain.commands.inspect_finding import Finding, Unknown, clean, model_facts
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import FastBrainError, Serde
+from fastbrain.formats import strict_toml
 from fastbrain.formats.header import config_from_object
 from fastbrain.formats.strict_json import loads
 from fastbrain.tokens.tokenizer import load_tokenizer
@@ -81,7 +81,7 @@ def settings(path: Path) -> Finding:
     """
     finding = Finding("a configuration to train with (TOML)")
     try:
-        tables = _parsed(path, lambda data: tomllib.loads(data.decode()))
+        tables = _parsed(path, strict_toml.loads)
     except Serde as error:
         if path.suffix != ".toml":
             raise Unknown(f"text, which is not TOML either: {error}") from error
@@ -129,8 +129,6 @@ def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
         return parse(data)
     except FastBrainError as error:
         raise Serde(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:  # of tomllib
-        raise Serde(f"{path} is not valid: {clean(str(error))}") from error
 
 
 def _is_rows(head: bytes) -> bool:
@@ -171,6 +169,8 @@ def _tokenizer(path: Path) -> Finding:
 def _manifest(path: Path, found: dict[str, Any]) -> Finding:
     finding = Finding(_NAMES["MANIFEST.json"])
     recorded, files = found.pop("self"), found["files"]
+    if not isinstance(files, dict):
+        return finding.damaged(f"{path} does not list files, but holds {clean(str(files)[:200])}")
     canonical = json.dumps(found, sort_keys=True, separators=(",", ":")).encode()
     sizes = [each.get("bytes") for each in files.values() if isinstance(each, dict)]
     finding.facts = {
@@ -221,7 +221,8 @@ def _model(path: Path, found: dict[str, Any]) -> Finding:
 
 def _corpus(path: Path, found: dict[str, Any]) -> Finding:
     finding = Finding(_NAMES["corpus.json"], checked="it has no checksum")
-    for part, known in found["files"].items():
+    files = found["files"]
+    for part, known in files.items() if isinstance(files, dict) else [("", None)]:
         keys = ("path", "tokens", "max_id", "sha256")
         if not isinstance(known, dict) or any(key not in known for key in keys):
             return finding.damaged(f"{path}: files.{clean(part)} lacks one of {', '.join(keys)}")

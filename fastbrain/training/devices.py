@@ -83,12 +83,15 @@ def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
         Io: the disk has less free space than two checkpoints need.
     """
     parameters = config.parameter_counts().total
-    need = parameters * BYTES_PER_PARAMETER
+    need, parts = parameters * BYTES_PER_PARAMETER, "weights, gradients and moments"
+    if not device.is_cuda:
+        # what a checkpoint is written from lies in the same memory
+        need, parts = need + parameters * CHECKPOINT_BYTES, f"{parts} and their copy for saving"
     have = device.total_bytes or machine_bytes()
     if have and need > have:
         raise InvalidConfig(
-            f"a model of {parameters:,} parameters needs {need / 1e9:.1f} GB for weights, "
-            f"gradients and moments; this machine has {have / 1e9:.1f} GB: build a smaller one"
+            f"a model of {parameters:,} parameters needs {need / 1e9:.1f} GB for {parts}; this "
+            f"machine has {have / 1e9:.1f} GB: build a smaller one"
         )
     require_space(run, 2 * CHECKPOINT_BYTES * parameters, "two checkpoints need")
 

@@ -42,21 +42,26 @@ class GuardLog:
 
 def read(path: Path) -> list[Row]:
     """All rows in the order of their steps, those that a resume wrote again once. No file: none."""
-    if not path.exists():
-        return []
     with atomic.io_errors("read", path):
-        rows = [row for row in read_lines(path) if "kind" in row and "step" in row]
-    newest = {
-        (row["kind"], row["step"], row.get("data_step"), row.get("first")): row for row in rows
-    }
-    return sorted(newest.values(), key=lambda row: (row["step"], row.get("start", 0)))
+        rows = [row for row in read_lines(path) if _is_ours(row)]
+    keys = ("kind", "step", "data_step", "first")
+    newest = {tuple(row.get(key) for key in keys): row for row in rows}
+    return sorted(newest.values(), key=lambda row: (row["step"], row["start"]))
 
 
 def rollbacks(path: Path) -> list[tuple[int, int]]:
     """Every rollback decided, as (first step, rows of steps passed over), in that order."""
-    decided = [
-        Rollback(row["first"], row["last"])
-        for row in read_lines(path)
-        if row.get("kind") == "rollback"
-    ]
-    return list(dict.fromkeys(each.passed_over for each in decided))
+    with atomic.io_errors("read", path):
+        rows = [row for row in read_lines(path) if _is_ours(row) and row["kind"] == "rollback"]
+    decided = [Rollback(row["first"], row["last"]).passed_over for row in rows]
+    return list(dict.fromkeys(decided))
+
+
+def _is_ours(row: Row) -> bool:
+    """Whether a line holds what `read` goes by: a file may have been edited."""
+    whole = ["step", "start", *(("first", "last") if row.get("kind") == "rollback" else ())]
+    return (
+        row.get("kind") in ("skip", "spike", "rollback")
+        and all(type(row.get(key)) is int for key in whole)
+        and type(row.get("data_step")) in (int, type(None))
+    )
