@@ -21,7 +21,7 @@ from fastbrain.optim import Optimizer
 from fastbrain.schedule import Schedule
 from fastbrain.tokens import TokenFile
 from fastbrain.training import metrics
-from fastbrain.training.loop import Trainer, step_batches
+from fastbrain.training.loop import step_batches
 
 MOE = "model.moe_layers=[1]"
 CASES = {

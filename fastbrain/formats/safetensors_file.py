@@ -38,6 +38,9 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in _DTYPES.items()}
+# more than a name, a shape and what may stand in the metadata take
+_BYTES_PER_TENSOR = 2_048
+_SPARE_BYTES = 4 << 20
 _OFFSETS_KEY = b'"data_offsets"'
 _FOR_PYTORCH: Mapping[str, str] = MappingProxyType({"format": "pt"})
 _PIECE_BYTES = 4 << 20
@@ -192,6 +195,11 @@ def _refuse_too_many(file: Reader, length: int) -> None:
         raise InvalidSnapshot(
             f"{file.path} names {count} tensors, more than the {MAX_TENSORS} allowed"
         )
+    if length > _SPARE_BYTES + _BYTES_PER_TENSOR * count:
+        raise InvalidSnapshot(
+            f"{file.path} has a header of {length} bytes for {count} tensors, more than their "
+            "names and shapes take; it is damaged"
+        )
     file.seek(start)
 
 
@@ -258,6 +266,7 @@ def _two(name: str, in_file: object, in_model: object) -> str:
 def _listed(what: str, names: Sequence[str]) -> list[str]:
     if not names:
         return []
-    shown = [name.encode("ascii", "backslashreplace").decode()[:200] for name in names[:5]]
+    # what a terminal would obey is escaped as well
+    shown = [ascii(name)[1:-1][:200] for name in names[:5]]
     more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
     return [f"{what.format(len(names))}: {', '.join(shown + more)}"]

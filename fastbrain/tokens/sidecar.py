@@ -17,6 +17,7 @@ from typing import Self
 from fastbrain import atomic
 
 _FORMAT = 1
+_MOST_BYTES = 64 << 20  # of a folder of a quarter of a million files
 _SETTLED = 2_000_000_000  # ns after which the next change of a file gets another time for certain
 
 
@@ -87,13 +88,15 @@ class Sidecar:
     def read(cls, path: Path) -> Self | None:
         """The one beside the token file `path`; None if there is none that can be used."""
         try:
+            if beside(path).stat().st_size > _MOST_BYTES:
+                return None
             record = json.loads(beside(path).read_bytes())
             if record.pop("format") != _FORMAT:
                 return None
             record["sources"] = tuple(FileState(**source) for source in record["sources"])
             record["file"] = FileState(**record["file"])
             return cls(**record)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
 

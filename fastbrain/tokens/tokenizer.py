@@ -13,6 +13,7 @@ from fastbrain.errors import EmptyDataset, InvalidConfig, Serde
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|pad|>", "<|im_start|>", "<|im_end|>")  # ids 0 to 3
+_MOST_BYTES = 64 << 20
 _SMALLEST = len(SPECIAL_TOKENS) + 256
 
 
@@ -58,6 +59,9 @@ def load_tokenizer(path: atomic.StrPath) -> Tokenizer:
     """
     file = Path(path, "tokenizer.json") if os.path.isdir(path) else Path(path)
     with atomic.io_errors("read", file):
+        size = file.stat().st_size
+        if size > _MOST_BYTES:
+            raise Serde(f"{file} has {size} bytes, more than any tokenizer has")
         data = file.read_bytes()
     try:
         return Tokenizer.from_buffer(data)

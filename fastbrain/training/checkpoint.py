@@ -51,11 +51,10 @@ def restore(
     recorded = manifest.document(found.path / "trainer_state.json")
     try:
         _require_same_run(recorded, model, corpus, settings)
-        updates = _read(found, model)
         best = recorded["best"]
-        return State(
+        state = State(
             step=recorded["step"],
-            skipped=recorded["step"] - updates,
+            skipped=recorded["step"] - recorded["updates"],
             val_loss=recorded["val_loss"],
             best_loss=math.inf if best is None else best["val_loss"],
             best_step=None if best is None else best["step"],
@@ -65,10 +64,12 @@ def restore(
         raise InvalidSnapshot(
             f"{found.path / 'trainer_state.json'} is not one that fastbrain wrote: {error!r}"
         ) from error
+    _read(found, model)
+    return state
 
 
-def _read(found: Checkpoint, model: TransformerLm) -> int:
-    """Fill a model from a checkpoint; returns the updates it has had."""
+def _read(found: Checkpoint, model: TransformerLm) -> None:
+    """Fill a model from a checkpoint."""
     updates = torch.zeros((), dtype=torch.int64)
     files = {
         "model.safetensors": huggingface.stored(model.weights()),
@@ -80,7 +81,6 @@ def _read(found: Checkpoint, model: TransformerLm) -> int:
     for name, views in files.items():
         huggingface.read_tensors(found.path / name, views)
     model.set_optimizer_step(int(updates))
-    return int(updates)
 
 
 def _require_same_run(

@@ -1,12 +1,12 @@
 """Where a configuration is read from: a TOML file, a shipped one by its name, and overrides."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastbrain.errors import InvalidConfig, Io
+from fastbrain.errors import InvalidConfig, Io, Serde
+from fastbrain.formats import strict_toml
 from fastbrain.training import rules, toml
 from fastbrain.training.settings import Settings
 
@@ -35,10 +35,11 @@ def read_tables(config: str) -> dict[str, Any]:
         )
     shipped = resources.files("fastbrain") / "configs" / f"{config}.toml"
     try:
-        return tomllib.loads((path if path.is_file() else shipped).read_text(encoding="utf-8"))
+        with (path if path.is_file() else shipped).open("rb") as file:
+            return strict_toml.loads(file.read(strict_toml.MAX_BYTES + 1))
     except OSError as error:
         raise Io(f"cannot read {config}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except Serde as error:
         raise InvalidConfig(f"{config} is not valid TOML: {error}") from error
 
 

@@ -23,7 +23,7 @@ REQUIRED = ("model.safetensors", "optimizer.safetensors", "trainer_state.json")
 _LOADABLE = {".safetensors", ".bin", ".pt", ".json", ".jinja"}
 
 # far more than any of ours has; what is larger is not parsed
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 1 << 20
 
 
 def write(directory: Path, run_id: str, step: int, files: Mapping[str, atomic.Written]) -> None:

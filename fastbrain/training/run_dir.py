@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from fastbrain import atomic
 from fastbrain.errors import InvalidConfig, InvalidSnapshot, Io, Serde
+from fastbrain.formats import strict_toml
 from fastbrain.training import keeping, manifest, toml
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -69,10 +70,13 @@ class RunDir:
         if not exists(path):
             raise InvalidConfig(f"there is no run at {path}: it has no config.toml")
         try:
-            with atomic.io_errors("read", path / "config.toml"):
-                tables = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+            with (
+                atomic.io_errors("read", path / "config.toml"),
+                (path / "config.toml").open("rb") as file,
+            ):
+                tables = strict_toml.loads(file.read(strict_toml.MAX_BYTES + 1))
             run_id, version = str(tables["run_id"]), tables["format_version"]
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, RecursionError) as error:
+        except (Serde, KeyError) as error:
             raise InvalidConfig(
                 f"{path / 'config.toml'} is not the configuration of a run ({error})"
             ) from error

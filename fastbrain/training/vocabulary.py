@@ -73,7 +73,10 @@ class Vocabulary:
 
     @classmethod
     def _of(cls, tokenizer: Tokenizer, path: Path, eos: str, pad: str) -> Self:
-        eos_id, pad_id = tokenizer.token_to_id(eos), tokenizer.token_to_id(pad)
+        try:
+            eos_id, pad_id = tokenizer.token_to_id(eos), tokenizer.token_to_id(pad)
+        except (TypeError, UnicodeEncodeError):  # no text, or half of a pair of code units
+            eos_id = pad_id = None
         if eos_id is None or pad_id is None:
             raise InvalidConfig(f"the tokenizer in {path} does not know {eos} and {pad}")
         return cls(tokenizer, path, tokenizer_sha256(tokenizer), eos, pad, eos_id, pad_id)
