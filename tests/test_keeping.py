@@ -8,7 +8,7 @@ from test_run_dir import commit, flip, relisted
 
 from fastbrain import atomic
 from fastbrain.errors import Io
-from fastbrain.training import manifest
+from fastbrain.training import manifest, run_dir
 from fastbrain.training.keeping import kept
 from fastbrain.training.run_dir import RunDir
 
@@ -108,7 +108,7 @@ def test_what_was_deleted_half_way_is_no_checkpoint(tmp_path, monkeypatch):
     assert [each.step for each in run.checkpoints()] == [3, 4]
     assert len(list((run.path / "checkpoints").glob(".tmp-del-*"))) == 2
     monkeypatch.undo()
-    run.sweep()
+    run_dir.sweep(run.path)
     assert sorted(each.name for each in (run.path / "checkpoints").iterdir()) == [
         "step-00000003", "step-00000004",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from fastbrain import atomic
 from fastbrain.errors import InvalidConfig, InvalidSnapshot, Io
-from fastbrain.training import manifest
+from fastbrain.training import manifest, run_dir
 from fastbrain.training.run_dir import NoCheckpoint, RunDir
 
 
@@ -259,7 +259,7 @@ def test_what_a_killed_writer_left_is_swept(run):
     (run.path / "checkpoints" / ".tmp-step-2-123-abcd").mkdir()
     (run.path / "checkpoints" / ".tmp-step-2-123-abcd" / "model.safetensors").write_bytes(b"x")
     assert newest(run) == (1, [])
-    run.sweep()
+    run_dir.sweep(run.path)
     assert names(run) == ["step-00000001"]
 
 
@@ -267,3 +267,12 @@ def test_a_run_without_its_folder_of_checkpoints_has_none(tmp_path):
     run = RunDir(tmp_path, "0" * 32, {})
     with pytest.raises(NoCheckpoint, match="no folder of checkpoints"):
         run.newest(print)
+
+
+def test_what_was_left_before_there_was_a_run_is_swept_as_well(tmp_path):
+    path = tmp_path / "run"
+    (path / "data").mkdir(parents=True)
+    for name in (".tmp-config.toml-1-ab", "data/.tmp-corpus.json-1-ab", "data/train.bin"):
+        (path / name).write_bytes(b"x")
+    run_dir.sweep(path)
+    assert [each.name for each in path.rglob("*")] == ["data", "train.bin"]

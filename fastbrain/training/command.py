@@ -148,6 +148,7 @@ def _train(options: argparse.Namespace, console: Console) -> Request:
         config_files.check_sources(settings)
     with _unless_refused(Lock.acquire(path)) as lock:
         if not run_dir.exists(path):
+            run_dir.sweep(path)
             return Request(path, lock, settings, None, options.json)
         return _go_on(RunDir.open(path), lock, settings, options, console)
 
@@ -176,7 +177,7 @@ def _go_on(
         asked |= {"train.max_steps", "train.max_tokens"}  # one takes the other's place
     if remake := bool(asked & {"data.train", "data.validation"}):
         config_files.check_sources(wanted)
-    run.sweep()
+    run_dir.sweep(run.path)
     run.carry_out(guard_log.rollbacks(run.guard_log))
     found = run.newest(console.say)
     then = Settings.from_tables(run.tables)

@@ -231,15 +231,6 @@ class RunDir:
             if name and int(name[1]) <= newest:
                 self._delete(path)
 
-    def sweep(self) -> None:
-        """Remove what a killed writer left half done."""
-        for path in self._checkpoints.glob(".tmp-*"):
-            shutil.rmtree(path, ignore_errors=True)
-        for pattern in (".tmp-config.toml-*", "data/.tmp-*", "samples/.tmp-*"):
-            for path in self.path.glob(pattern):
-                with suppress(OSError):
-                    path.unlink()
-
     @property
     def _checkpoints(self) -> Path:
         return self.path / "checkpoints"
@@ -288,6 +279,16 @@ class RunDir:
 def exists(path: Path) -> bool:
     """Whether there is a run at `path`."""
     return (path / "config.toml").is_file()
+
+
+def sweep(path: Path) -> None:
+    """Remove what a killed writer left half done at `path`, also before there was a run."""
+    for each in path.glob("checkpoints/.tmp-*"):
+        shutil.rmtree(each, ignore_errors=True)
+    for pattern in (".tmp-config.toml-*", "data/.tmp-*", "samples/.tmp-*"):
+        for each in path.glob(pattern):
+            with suppress(OSError):
+                each.unlink()
 
 
 def _signature(directory: Path) -> _Signature:
