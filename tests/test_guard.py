@@ -142,21 +142,22 @@ def test_the_log_has_what_a_resume_wrote_again_once(tmp_path):
     again = GuardLog(tmp_path / "guard.jsonl", print)
     again.note({"start": 2, "kind": "spike", "step": 9, "data_step": 8, "loss": 3.0})
     again.decide({"start": 2, "kind": "rollback", "step": 12, "first": 1, "last": 11})
-    # after it the same step reads other rows, and may spike as well
+    # after it the same step reads other rows, and may spike as well; so may all of them
     again.note({"start": 3, "kind": "spike", "step": 9, "data_step": 19, "loss": 4.0})
+    again.decide({"start": 3, "kind": "rollback", "step": 12, "first": 1, "last": 11})
     rows = guard_log.read(tmp_path / "guard.jsonl")
     assert [(row["kind"], row["step"], row["start"]) for row in rows] == [
-        ("skip", 5, 1), ("spike", 9, 2), ("spike", 9, 3), ("rollback", 12, 2),
+        ("skip", 5, 1), ("spike", 9, 2), ("spike", 9, 3), ("rollback", 12, 2), ("rollback", 12, 3),
     ]  # fmt: skip
     assert rows[0]["loss"] is None
-    assert guard_log.rollbacks(tmp_path / "guard.jsonl") == [(1, 11)]
+    assert guard_log.rollbacks(tmp_path / "guard.jsonl") == [(1, 11), (1, 11)]
     # an edited file ends no run and no report
     with (tmp_path / "guard.jsonl").open("a") as file:
         for row in ({"first": []}, {"step": "9"}, {"data_step": {}}, {"kind": []}, {"start": None}):
             line = {"start": 4, "kind": "rollback", "step": 1, "first": 1, "last": 2} | row
             file.write(json.dumps(line) + "\n")
     assert guard_log.read(tmp_path / "guard.jsonl") == rows
-    assert guard_log.rollbacks(tmp_path / "guard.jsonl") == [(1, 11)]
+    assert guard_log.rollbacks(tmp_path / "guard.jsonl") == [(1, 11), (1, 11)]
     assert guard_log.read(tmp_path / "none") == []
     assert guard_log.rollbacks(tmp_path / "none") == []
 

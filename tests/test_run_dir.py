@@ -17,12 +17,13 @@ def run(tmp_path) -> RunDir:
     return RunDir.create(tmp_path / "run", {"train": {"seed": 1}})
 
 
-def commit(run: RunDir, *steps: int) -> None:
+def commit(run: RunDir, *steps: int, rollbacks: int = 0) -> None:
     for step in steps:
 
         def write(directory: Path, step: int = step) -> dict[str, atomic.Written]:
+            state = {"step": step, "guard": {"data_skips": [[9, 9]] * rollbacks}}
             files = {
-                "trainer_state.json": json.dumps({"step": step}).encode(),
+                "trainer_state.json": json.dumps(state).encode(),
                 "model.safetensors": b"weights %d" % step,
                 "optimizer.safetensors": bytes(5_000),
             }
@@ -276,3 +277,17 @@ def test_what_was_left_before_there_was_a_run_is_swept_as_well(tmp_path):
         (path / name).write_bytes(b"x")
     run_dir.sweep(path)
     assert [each.name for each in path.rglob("*")] == ["data", "train.bin"]
+
+
+def test_a_rollback_gives_up_what_was_written_before_it_was_decided(run):
+    commit(run, 1, 2, 3)
+    run.carry_out([(1, 4)])
+    assert [each.step for each in run.checkpoints()] == [1]
+    commit(run, 2, 3, rollbacks=1)
+    # again, as every later start does
+    run.carry_out([(1, 4)])
+    assert [each.step for each in run.checkpoints()] == [1, 2, 3]
+    # the same steps once more: what came of the first rollback is given up as well
+    run.carry_out([(1, 4), (1, 4)])
+    assert [each.step for each in run.checkpoints()] == [1]
+    assert newest(run) == (1, [])

@@ -112,4 +112,7 @@ def test_a_token_file_must_come_with_its_vocabulary(capsys):
 
 def test_a_model_too_large_for_the_machine_is_refused_before_it_is_made(capsys):
     assert run("huge", "model.d_ff=2000000000") == 2
-    assert "GB for weights, gradients and moments and their copy for saving; this" in capsys.readouterr().err
+    assert (
+        "GB for weights, gradients and moments and their copy for saving; this"
+        in capsys.readouterr().err
+    )

@@ -44,17 +44,24 @@ def read(path: Path) -> list[Row]:
     """All rows in the order of their steps, those that a resume wrote again once. No file: none."""
     with atomic.io_errors("read", path):
         rows = [row for row in read_lines(path) if _is_ours(row)]
-    keys = ("kind", "step", "data_step", "first")
-    newest = {tuple(row.get(key) for key in keys): row for row in rows}
+    newest = {_identity(row): row for row in rows}
     return sorted(newest.values(), key=lambda row: (row["step"], row["start"]))
 
 
 def rollbacks(path: Path) -> list[tuple[int, int]]:
-    """Every rollback decided, as (first step, rows of steps passed over), in that order."""
+    """Every rollback decided, as (first step, rows of steps passed over), in that order.
+
+    Two may be of the same steps: the rows that were read instead were as bad.
+    """
     with atomic.io_errors("read", path):
         rows = [row for row in read_lines(path) if _is_ours(row) and row["kind"] == "rollback"]
-    decided = [Rollback(row["first"], row["last"]).passed_over for row in rows]
-    return list(dict.fromkeys(decided))
+    return [Rollback(row["first"], row["last"]).passed_over for row in rows]
+
+
+def _identity(row: Row) -> tuple[object, ...]:
+    # a decision is written once; what a resume sees again it writes again
+    again = row["start"] if row["kind"] == "rollback" else row.get("data_step")
+    return row["kind"], row["step"], again
 
 
 def _is_ours(row: Row) -> bool:

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,17 +194,17 @@ class RunDir:
             raise InvalidConfig(f"{self.path} has no checkpoint of step {step}; it has {have}")
         self._supersede(each for each in self.checkpoints() if each.step > step)
 
-    def carry_out(self, rollbacks: Iterable[tuple[int, int]]) -> None:
+    def carry_out(self, rollbacks: Sequence[tuple[int, int]]) -> None:
         """Put checkpoints aside that a decided rollback gave up, which may be done already.
 
         Args:
             rollbacks: (first step given up, how many rows of steps to pass over), as decided.
         """
-        for rollback in rollbacks:
+        for number, (first, _) in enumerate(rollbacks, start=1):
             self._supersede(
                 each
                 for each in self.checkpoints()
-                if each.step > rollback[0] and not _knows(each.path, rollback)
+                if each.step > first and not _knows(each.path, number)
             )
 
     def retain(
@@ -299,10 +299,10 @@ def _signature(directory: Path) -> _Signature:
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
-def _knows(directory: Path, rollback: tuple[int, int]) -> bool:
-    """Whether a checkpoint was written after a rollback was decided; unreadable ones are left."""
+def _knows(directory: Path, rollbacks: int) -> bool:
+    """Whether a checkpoint was written after so many rollbacks; unreadable ones are left."""
     try:
         state = manifest.document(directory / "trainer_state.json")
-        return list(rollback) in state["guard"]["data_skips"]
+        return len(state["guard"]["data_skips"]) >= rollbacks
     except (Io, Serde, KeyError, TypeError):
         return True
