@@ -83,7 +83,7 @@ def test_it_leaves_the_files_of_others(demo):
     assert (demo.out / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("what", ["weights", "moments"])
+@pytest.mark.parametrize("what", [pytest.param("weights", marks=pytest.mark.slow), "moments"])
 def test_a_resume_that_is_not_exact_fails(demo, module, what, tmp_path, capsys):
     out = shutil.copytree(demo.out, tmp_path / "out")
     model = TransformerLm.load_bin(out / "middle.rbw")

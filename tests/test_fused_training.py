@@ -97,7 +97,11 @@ def test_a_model_trained_on_the_kernels_loses_what_it_loses_on_the_reference(
     assert theirs[-1] < theirs[0] - 0.1
 
 
-@pytest.mark.parametrize("mixed_precision", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "mixed_precision",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["fp32", "bf16"],
+)
 def test_a_step_runs_every_kernel_and_waits_for_nothing(mixed_precision, monkeypatch):
     lm = model(mixed_precision)
     data = batch(2, 16)

@@ -332,7 +332,7 @@ def fuzzed(run: Path, seed: int, capsys) -> None:
 
 
 def test_random_damage(run, capsys):
-    for seed in range(300):
+    for seed in range(120):
         fuzzed(run, seed, capsys)
 
 

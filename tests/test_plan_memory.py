@@ -38,9 +38,8 @@ with open("/proc/self/status") as status:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize(
-    "case", ["dense-1x64", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_the_measured_peak_is_within_15_percent_of_the_plan(case):
     config, batch, seq = CASES[case]
     fields = {name: getattr(config, name) for name in config.__dataclass_fields__}

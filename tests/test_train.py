@@ -108,6 +108,40 @@ def test_losses_hardly_depend_on_how_a_step_is_split():
             assert ours[3] == whole[3] or math.isclose(ours[3], whole[3], rel_tol=1e-5)
 
 
+# BF16 warns that it is slow here; "moe" until a route first differs, and rows alone from there
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:this CPU has no BF16 instructions")
+@pytest.mark.parametrize(
+    ("kind", "precision", "relative"),
+    [("dense", "f32", 1e-6), ("dense", "bf16-mixed", 2e-3), ("moe", "f32", 1e-6)],
+)
+def test_a_hundred_steps_hardly_depend_on_the_split_even_when_it_changes(kind, precision, relative):
+    options = [
+        "train.global_batch_size=16", "train.learning_rate=1e-3", "train.max_steps=100",
+        f"train.precision={precision}", "eval.interval=100", "eval.samples=0",
+        "save.interval_steps=50", 
+    ]  # fmt: skip
+    if kind == "moe":
+        # its auxiliary losses are of a micro-batch's statistics, so they do depend on the split
+        options += [MOE, "model.aux_loss_weight=0", "model.router_z_loss_weight=0"]
+    found = {}
+    for micro in (16, 8, 4):
+        name = f"hundred-{kind}-{precision}-{micro}"
+        assert run(name, *options, f"train.micro_batch_size={micro}") == 0
+        found[micro] = [row[1] for row in numbers(name) if row[1] is not None]
+    # and once with a split that changes on the way
+    name = f"hundred-{kind}-{precision}-16"
+    assert cli.main(["resume", name, "--step", "50", "train.micro_batch_size=2"]) == 0
+    found[2] = [row[1] for row in numbers(name) if row[1] is not None]
+    for micro in (8, 4, 2):
+        pairs = list(zip(found[micro], found[16], strict=True))
+        assert len(pairs) == 100
+        if kind == "moe":
+            pairs = pairs[:10]
+        for ours, whole in pairs:
+            assert math.isclose(ours, whole, rel_tol=relative), micro
+
+
 def test_the_first_steps_are_those_of_the_public_interface():
     """The program is the chapter's loop: no more than these calls."""
     # so large a norm clips nothing, or a wrong weight of a micro-batch would go unseen

@@ -84,6 +84,7 @@ def test_rows_are_gathered_past_2_to_the_31_elements(device, far, hollow):
     assert torch.equal(out[:, :32], expected[:, :32])
 
 
+@pytest.mark.slow
 def test_losses_are_of_logits_past_2_to_the_31_elements(device, far):
     # all rows but one are left out, so that few of the logits are read
     width, last = 2**24, 2**7
@@ -277,7 +278,9 @@ def test_one_gradient_is_the_same_without_the_other(twin, head, wanted):
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("max_rows", [None, 6])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, False)])
 @only_fused

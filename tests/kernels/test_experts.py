@@ -122,6 +122,7 @@ def test_fused_backward_uses_the_routing_of_forward(device, ids):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_fused_gradients_are_the_same_under_activation_checkpointing(device, ids):
     inputs, found = leaves(device), []
 

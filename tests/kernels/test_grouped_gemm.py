@@ -96,7 +96,11 @@ def test_many_tokens_sum_their_experts_by_gate(pair, experts, device, dtype):
 
 
 # a whole block in every direction, and several with the last cut short
-@pytest.mark.parametrize("shape", [(128, 128), (136, 72)], ids=["D128-F128", "D136-F72"])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((128, 128), marks=pytest.mark.slow), (136, 72)],
+    ids=["D128-F128", "D136-F72"],
+)
 def test_wide_experts_sum_by_gate(pair, experts, device, dtype, shape):
     ids = torch.randint(-1, 3, (20, 2), device=device)
     inputs = experts(ids, 2, *shape)

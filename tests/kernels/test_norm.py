@@ -36,7 +36,7 @@ def inputs(randn):
 # and more than the programs that share the gradient of the weight have at a time
 SHAPES = [
     (1, 1), (3, 7), (1, 64), (15, 64), (16, 64), (17, 64),
-    (3, 1023), (3, 1024), (3, 1025), (2, 8192), (115, 520),
+    (3, 1023), (3, 1024), (3, 1025), (2, 8192), pytest.param(115, 520, marks=pytest.mark.slow),
 ]  # fmt: skip
 
 
