@@ -185,6 +185,13 @@ def test_an_evaluation_that_a_kill_lost_is_repeated():
     Path("lost/metrics.jsonl").write_text("".join(lines))
     assert cli.main(["resume", "lost"]) == 0
     assert numbers("lost") == whole
+    # a kill between an evaluation and its samples loses those alone
+    sample = Path("lost/samples/step-00000006.txt")
+    text = sample.read_bytes()
+    sample.unlink()
+    assert cli.main(["resume", "lost"]) == 0
+    assert sample.read_bytes() == text
+    assert numbers("lost") == whole
 
 
 def test_time_that_is_up_stops_and_can_go_on():

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -263,18 +264,26 @@ class Trainer:
             self._recorder.score(score, best)
             if best:
                 self._save()
-            path = self.run_dir.samples / f"step-{step:08d}.txt"
-            samples, seed = settings.eval.samples, settings.train.seed
-            try:
-                first = evaluation.write_samples(self.model, self.corpus, samples, seed, path)
-            except Io as error:
-                first = None
-                self.console.say(f"warning: {error}; training goes on")
+        self._sample()
+
+    @property
+    def _samples(self) -> Path:
+        return self.run_dir.samples / f"step-{self.state.step:08d}.txt"
+
+    def _sample(self) -> None:
+        count, seed, first = self.settings.eval.samples, self.settings.train.seed, None
+        try:
+            with self._paused():
+                first = evaluation.write_samples(
+                    self.model, self.corpus, count, seed, self._samples
+                )
+        except Io as error:
+            self.console.say(f"warning: {error}; training goes on")
         if first is not None:
             self.console.say(f"  sample: {first[:120]}")
 
     def _repeat_evaluation(self) -> None:
-        """Run the evaluation of the step resumed from, if the last start did not get to it."""
+        """Evaluate and sample at the step resumed from, if the last start did not get to it."""
         step = self.state.step
         if not step:
             return
@@ -285,6 +294,8 @@ class Trainer:
         due = step == self._total or step % self.settings.eval.interval == 0
         if due and not any(row["step"] == step for row in scores):
             self._evaluate()
+        elif due and self.settings.eval.samples and not self._samples.exists():
+            self._sample()
 
     def summary(self) -> dict[str, Any]:
         """The end of this start in numbers; losses are nats a token, NaN is None."""

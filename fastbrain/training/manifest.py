@@ -145,7 +145,7 @@ def _is_entry(name: str, expected: object) -> bool:
     return (
         Path(name).name == name
         and "\\" not in name
-        and name != NAME
+        and name not in ("", "..", NAME)
         and isinstance(expected, dict)
         and type(expected.get("bytes")) is int
         and isinstance(expected.get("sha256"), str)

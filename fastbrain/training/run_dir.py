@@ -56,6 +56,8 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             for name in ("checkpoints", "samples"):
                 (path / name).mkdir(exist_ok=True)
+            # a power loss must not take the run's own name
+            atomic.sync_dir(path.parent)
         return cls(path, secrets.token_hex(16), {}).rewritten(tables, ())
 
     @classmethod
