@@ -219,6 +219,10 @@ def test_the_model_of_time_is_held_to_its_bar(row, monkeypatch):
         assert f"launch-bound ones (1), the mean distance is {100 * abs(error):.1f}%" in text
 
 
+def test_the_page_in_the_tree_is_that_of_the_results_in_the_tree():
+    assert main(["--check"]) == 0
+
+
 def test_check_notices_a_changed_digit(folder, tmp_path, capsys):
     put(folder, training_step())
     page = tmp_path / "page.md"
