@@ -52,9 +52,15 @@ def home(tmp_path_factory):
 def tensor_bytes() -> int:
     """What all tensors that Python knows of hold together."""
     gc.collect()
-    # not isinstance, which wakes whatever pretends to be of another class
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    storages = [each.untyped_storage() for each in tensors]
+    # not isinstance, which wakes whatever pretends to be of another class; other tests of this
+    # process may have left tensors of their own kinds behind, without a storage
+    plain = (torch.Tensor, torch.nn.Parameter)
+    tensors = [each for each in gc.get_objects() if type(each) in plain]
+    storages = [
+        each.untyped_storage()
+        for each in tensors
+        if each.layout == torch.strided and not each.is_meta
+    ]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
