@@ -31,9 +31,9 @@ def run(request: Request, console: Console) -> int:
     trainer = None
     try:
         if request.going_on is None:
-            trainer = program.begin(request.path, request.settings, console)
+            trainer = program.begin(request.path, request.lock, request.settings, console)
         else:
-            trainer = program.go_on(request.going_on, request.settings, console)
+            trainer = program.go_on(request.going_on, request.lock, request.settings, console)
         finished = trainer.run()
         if request.json:
             print(json.dumps(trainer.summary()))

@@ -30,8 +30,18 @@ def test_what_stays_is_a_function_of_numbers():
     assert kept({10}, 10, None, 3, 0) == {10}
     assert kept({3, 10}, 10, 10, 0, 0) == {3, 10}
     # a rollback that may still be decided needs one that is old enough
-    assert kept(steps, 10, None, 1, 0, way_back=4) == {4, 9, 10}
-    assert kept(steps, 10, None, 1, 0, way_back=0) == {9, 10}
+    assert kept(steps, 10, None, 1, 0, way_back=4) == {4, 5, 9, 10}
+    # and one that will be
+    assert kept(steps, 10, None, 1, 0, way_back=0) == {1, 9, 10}
+
+
+def test_there_is_always_a_way_back():
+    """Saving every step and keeping one, at every step something is old enough, or nothing was."""
+    there: set[int] = set()
+    for step in range(1, 60):
+        there = kept(there | {step}, step, None, 1, 0, way_back=max(step - 8, 0))
+        assert len(there) <= 4
+        assert step < 9 or min(there) <= step - 8
 
 
 def violations(seed: int, folder: Path) -> list[str]:

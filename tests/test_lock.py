@@ -64,6 +64,20 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     assert not lock.is_held(tmp_path / "run")
 
 
+def test_a_lock_that_was_replaced_is_no_lock(tmp_path):
+    mine = Lock.acquire(tmp_path)
+    mine.check()
+    (tmp_path / "run.lock").unlink()
+    with pytest.raises(Locked, match=r"run\.lock was removed or replaced"):
+        mine.check()
+    other = Lock.acquire(tmp_path)
+    with pytest.raises(Locked, match=r"another one may be training the run"):
+        mine.check()
+    other.check()
+    for each in (mine, other):
+        each.release()
+
+
 def test_looking_at_a_lock_does_not_take_it(tmp_path):
     assert not lock.is_held(tmp_path)
     mine = Lock.acquire(tmp_path)

@@ -206,6 +206,15 @@ def test_a_checkpoint_of_another_run_is_neither_used_nor_touched(run):
     assert sorted((path.name, path.read_bytes()) for path in directory.iterdir()) == before
 
 
+def test_putting_aside_survives_a_power_loss(run, monkeypatch):
+    commit(run, 1, 2)
+    flip(run.path / "checkpoints" / "step-00000002" / "model.safetensors")
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync_dir", synced.append)
+    assert newest(run)[0] == 1
+    assert synced == [run.path / "checkpoints"]
+
+
 def test_a_note_beside_the_files_is_no_damage(run):
     commit(run, 10)
     (run.path / "checkpoints" / "step-00000010" / "note.txt").write_text("good one")
@@ -246,7 +255,8 @@ def test_the_newest_the_best_the_multiples_and_the_last_few_stay(run):
 def test_going_back_puts_later_ones_aside_until_they_come_again(run):
     commit(run, 1, 2, 3)
     with pytest.raises(InvalidConfig, match="has no checkpoint of step 9; it has 1, 2, 3"):
-        run.go_back(9)
+        run.intact(9)
+    assert run.intact(1).step == 1
     run.go_back(1)
     assert newest(run) == (1, [])
     assert names(run) == ["step-00000001", "step-00000002.superseded", "step-00000003.superseded"]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -74,11 +75,11 @@ def test_a_save_that_is_due_waits_for_the_one_in_flight(monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_refuses_is_said_loudly_and_training_goes_on(monkeypatch, capsys, number):
-    """Saves of steps 1 and 2 fail, later ones do not."""
+    """Saves of steps 1, 2, 4 and 5 fail, those of 3 and 6 do not: never three in a row."""
     name, real = f"refused-{number}", atomic.open
 
     def refuse(path: atomic.StrPath) -> int:
-        if ".tmp-step-1-" in str(path) or ".tmp-step-2-" in str(path):
+        if any(f".tmp-step-{step}-" in str(path) for step in (1, 2, 4, 5)):
             raise OSError(number, os.strerror(number))
         return real(path)
 
@@ -86,7 +87,7 @@ def test_a_disk_that_refuses_is_said_loudly_and_training_goes_on(monkeypatch, ca
         patch.setattr(atomic, "open", refuse)
         assert run(name, "save.interval_steps=1") == 0
     said = capsys.readouterr().out
-    assert said.count("A CHECKPOINT COULD NOT BE SAVED: cannot write") == 2
+    assert said.count("A CHECKPOINT COULD NOT BE SAVED: cannot write") == 4
     assert os.strerror(number) in said
     assert saves(name)[-1] == "step-00000006"
     assert bits(name, 6) == bits("whole", 6)
@@ -138,7 +139,7 @@ def test_a_disk_without_room_is_found_before_anything_is_written(monkeypatch, ca
     assert run("preflight") == 2
     said = capsys.readouterr().err
     assert "two checkpoints need 0.42 MB, and the disk of" in said
-    assert "has 0.05 MB free: free some space, or choose another disk with --run" in said
+    assert "has 0.05 MB free: free some space, or put the run on another disk" in said
     opened: list[str] = []
     monkeypatch.setattr(atomic, "open", lambda path: opened.append(str(path)))
     taken = Snapshot(1, {"model.safetensors": {"x": torch.zeros(20_000)}}, {})
@@ -174,6 +175,42 @@ def test_values_are_looked_at_to_the_last_one(monkeypatch):
         with pytest.raises(snapshot.NotFinite, match=r"^x holds"):
             snapshot._require_finite("x", values)
     snapshot._require_finite("x", torch.zeros(3, 7))
+
+
+def test_moments_are_looked_at_as_well(tmp_path):
+    tensors = {"x.moment1": torch.zeros(9), "x.moment2": torch.full((9,), float("inf"))}
+    taken = Snapshot(1, {"optimizer.safetensors": tensors}, {})
+    with pytest.raises(snapshot.NotFinite, match=r"^x.moment2 holds"):
+        taken.write(tmp_path)
+
+
+def test_files_that_vanish_from_a_run_do_not_end_it(monkeypatch):
+    step = Trainer._train_step
+
+    def robbed(trainer: Trainer) -> None:
+        step(trainer)
+        if trainer.state.step == 2:
+            shutil.rmtree("robbed/data")
+            Path("robbed/config.toml").unlink()
+            Path("robbed/metrics.jsonl").unlink()
+
+    monkeypatch.setattr(Trainer, "_train_step", robbed)
+    assert run("robbed") == 0
+    assert bits("robbed", 6) == bits("whole", 6)
+
+
+def test_a_lock_that_was_removed_ends_the_run_before_it_writes_again(monkeypatch, capsys):
+    step = Trainer._train_step
+
+    def unlocked(trainer: Trainer) -> None:
+        step(trainer)
+        if trainer.state.step == 4:
+            Path("unlocked/run.lock").unlink()
+
+    monkeypatch.setattr(Trainer, "_train_step", unlocked)
+    assert run("unlocked") == 1
+    assert "run.lock was removed or replaced" in capsys.readouterr().err
+    assert saves("unlocked") == ["step-00000003"]
 
 
 def test_an_error_that_is_no_disk_s_is_raised_at_the_next_step():

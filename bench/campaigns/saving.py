@@ -22,6 +22,7 @@ import numpy as np
 from bench.campaigns.results import write
 from fastbrain.tokens import TokenFile
 from fastbrain.training import config_files, manifest, program
+from fastbrain.training.lock import Lock
 from fastbrain.training.loop import Trainer, step_batches
 from fastbrain.training.progress import Console
 from fastbrain.training.saving import Saver
@@ -73,7 +74,7 @@ def trained(path: Path) -> Trainer:
         f"train.global_batch_size={ROWS}", "train.max_steps=100000", "save.interval_min=15",
         "eval.interval=1000000",
     ])  # fmt: skip
-    trainer = program.begin(path, settings, Console(sys.stderr))
+    trainer = program.begin(path, Lock.acquire(path), settings, Console(sys.stderr))
     for _ in range(4):
         one_step(trainer)
     return trainer

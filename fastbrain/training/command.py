@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fastbrain.errors import FastBrainError, InvalidConfig
+from fastbrain.errors import FastBrainError, InvalidConfig, InvalidSnapshot
 from fastbrain.training import config_files, guard_log, manifest, resuming, run_dir, toml
 from fastbrain.training.lock import Lock, Locked
 from fastbrain.training.progress import Console
@@ -148,6 +149,7 @@ def _train(options: argparse.Namespace, console: Console) -> Request:
         config_files.check_sources(settings)
     with _unless_refused(Lock.acquire(path)) as lock:
         if not run_dir.exists(path):
+            _refuse_orphans(path)
             run_dir.sweep(path)
             return Request(path, lock, settings, None, options.json)
         return _go_on(RunDir.open(path), lock, settings, options, console)
@@ -158,13 +160,16 @@ def _resume(options: argparse.Namespace, console: Console) -> Request:
     overrides = [*options.overrides, *options.override]
     wanted = Settings.from_tables(config_files.overridden(run.tables, overrides))
     with _unless_refused(Lock.acquire(run.path)) as lock:
-        if options.step is not None:
-            run.go_back(options.step)
-        return _go_on(run, lock, resuming.absolute(wanted), options, console)
+        return _go_on(run, lock, resuming.absolute(wanted), options, console, options.step)
 
 
 def _go_on(
-    run: RunDir, lock: Lock, wanted: Settings, options: argparse.Namespace, console: Console
+    run: RunDir,
+    lock: Lock,
+    wanted: Settings,
+    options: argparse.Namespace,
+    console: Console,
+    step: int | None = None,
 ) -> Request:
     asked = {toml.parse_override(each)[0] for each in options.override}
     strange = sorted(asked - set(resuming.OVERRIDABLE))
@@ -179,16 +184,36 @@ def _go_on(
         config_files.check_sources(wanted)
     run_dir.sweep(run.path)
     run.carry_out(guard_log.rollbacks(run.guard_log))
-    found = run.newest(console.say)
+    found = run.newest(console.say) if step is None else run.intact(step)
     then = Settings.from_tables(run.tables)
     overridden = frozenset(asked | set(run.tables.get("overridden", ())))
     if found is not None:
         # not config.toml, which an editor may have changed since
-        recorded = manifest.document(found.path / "trainer_state.json")
-        then = Settings.from_tables(recorded["config"])
+        tables, rollbacks = _recorded(found.path / "trainer_state.json")
+        then = Settings.from_tables(tables)
+        guard_log.mend(run.guard_log, rollbacks, console.say)
     settings = resuming.continued(then, wanted, found.step if found else 0, overridden)
+    if step is not None:
+        run.go_back(step)  # only now that nothing speaks against it
     going_on = GoingOn(run, found, then, overridden, remake)
     return Request(run.path, lock, settings, going_on, options.json)
+
+
+def _recorded(path: Path) -> tuple[dict[str, Any], list[list[int]]]:
+    """The settings and the rollbacks of a trainer_state.json."""
+    recorded = manifest.document(path)
+    try:
+        return dict(recorded["config"]), list(recorded["guard"]["data_skips"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidSnapshot(f"{path} is not one that fastbrain wrote: {error!r}") from error
+
+
+def _refuse_orphans(path: Path) -> None:
+    if any(path.glob("checkpoints/step-*")):
+        raise InvalidConfig(
+            f"{path} has checkpoints, but no config.toml that says what they are of: put it back, "
+            "or begin another run in another place with --run"
+        )
 
 
 @contextmanager

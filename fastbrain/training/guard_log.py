@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbrain import atomic
+from fastbrain.errors import InvalidSnapshot
 from fastbrain.training.guard import Rollback
 from fastbrain.training.jsonl import JsonLines, read_lines
 
@@ -56,6 +57,29 @@ def rollbacks(path: Path) -> list[tuple[int, int]]:
     with atomic.io_errors("read", path):
         rows = [row for row in read_lines(path) if _is_ours(row) and row["kind"] == "rollback"]
     return [Rollback(row["first"], row["last"]).passed_over for row in rows]
+
+
+def mend(path: Path, known: list[list[int]], warn: Callable[[str], object]) -> None:
+    """Write rollbacks that a checkpoint knows into a log that was lost.
+
+    Raises:
+        InvalidSnapshot: the log has rollbacks, and they are not those.
+        Io: it cannot be written.
+    """
+    logged = [list(each) for each in rollbacks(path)]
+    if logged[: len(known)] == known:
+        return
+    if logged:
+        raise InvalidSnapshot(
+            f"{path} and the checkpoint disagree about the rollbacks of this run: {logged} there, "
+            f"{known} in the checkpoint; put the file back as it was"
+        )
+    log = GuardLog(path, warn)
+    for first, count in known:
+        last = first + count - 1
+        row = {"start": 0, "kind": "rollback", "step": last + 1, "first": first, "last": last}
+        log.decide(row)
+    warn(f"warning: {path} had lost the rollbacks that the checkpoint knows; they are back")
 
 
 def _identity(row: Row) -> tuple[object, ...]:

@@ -23,7 +23,8 @@ def kept(
         keep: so many of the others stay, the newest.
         keep_every: multiples of it stay for ever; 0 is none.
         way_back: a rollback may have to reload a checkpoint as old as this step, so the newest
-            that is no later stays.
+            that is no later stays, and the oldest that is later: it takes that one's place when
+            it is old enough.
     """
     steps = sorted(intact, reverse=True)
     protected = {
@@ -31,6 +32,7 @@ def kept(
     }
     if way_back is not None:
         protected.update([step for step in steps if step <= way_back][:1])
+        protected.update([step for step in steps if step > way_back][-1:])
     others = [step for step in steps if step not in protected]
     stay = protected | set(others[:keep])
     for step in steps:

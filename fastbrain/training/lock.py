@@ -28,8 +28,9 @@ class Locked(FastBrainError):
 class Lock:
     """The right to write to a run, held until `release` or the end of the process."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
+        self._path = path
 
     @classmethod
     def acquire(cls, run: Path) -> Self:
@@ -56,7 +57,23 @@ class Lock:
         with atomic.io_errors("write", run / NAME):
             os.ftruncate(fd, 0)
             os.write(fd, json.dumps(content).encode())
-        return cls(fd)
+        return cls(fd, (run / NAME).absolute())
+
+    def check(self) -> None:
+        """Make sure that it still keeps others out.
+
+        Raises:
+            Locked: its file was removed or replaced, so that another process may write as well.
+        """
+        try:
+            same = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except OSError:
+            same = False
+        if not same:
+            raise Locked(
+                f"{self._path} was removed or replaced while this process held it, so another one "
+                "may be training the run; nothing more is written"
+            )
 
     def release(self) -> None:
         """Give it back; once is enough."""

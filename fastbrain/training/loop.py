@@ -24,6 +24,7 @@ from fastbrain.training.conclusion import OUT_OF_MEMORY, conclude, remedies
 from fastbrain.training.data import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.guard import Diverged, Kind, Rollback
+from fastbrain.training.lock import Lock
 from fastbrain.training.progress import Console
 from fastbrain.training.recorder import Recorder, Settled
 from fastbrain.training.requests import Requests
@@ -60,6 +61,7 @@ class Trainer:
     """One start of a run: everything is built and loaded, and `run` trains."""
 
     run_dir: RunDir
+    lock: Lock
     settings: Settings
     model: TransformerLm
     corpus: Corpus
@@ -108,13 +110,15 @@ class Trainer:
                         self._roll_back(back.decision)
                 self._recorder.flush()
                 self._finish_saving()
+                # a scheduler may repeat its signal while this takes a second
+                counts, say = self.model.parameter_counts(), self.console.say
+                conclude(self.run_dir, self.summary(), counts, say)
         except Exception:
             self._recorder.flush()
             self._saver.abandon()
             raise
         finally:
             self._board.close()
-        conclude(self.run_dir, self.summary(), self.model.parameter_counts(), self.console.say)
         return self.state.step == self._total
 
     def _train_step(self) -> None:
@@ -231,6 +235,7 @@ class Trainer:
         way_back = state.guard.way_back(state.step) if rollback else None
 
         def write() -> None:
+            self.lock.check()
             self._metrics.sync()
             self.run_dir.commit(snapshot.step, snapshot.write)
             self._committed = snapshot.step

@@ -19,6 +19,7 @@ from fastbrain.training import (
 from fastbrain.training.command import GoingOn
 from fastbrain.training.devices import Device
 from fastbrain.training.guard import Guard
+from fastbrain.training.lock import Lock
 from fastbrain.training.loop import Trainer
 from fastbrain.training.progress import Console
 from fastbrain.training.run_dir import RunDir
@@ -26,7 +27,7 @@ from fastbrain.training.settings import Settings
 from fastbrain.training.state import State
 
 
-def begin(path: Path, settings: Settings, console: Console) -> Trainer:
+def begin(path: Path, lock: Lock, settings: Settings, console: Console) -> Trainer:
     """Make a new run at `path`: its tokens, its configuration with everything decided, its model.
 
     The directory counts as a run once config.toml is there, which is written last: one that was
@@ -51,10 +52,10 @@ def begin(path: Path, settings: Settings, console: Console) -> Trainer:
         settings = settings.with_train(micro_batch_size=size)
     run = RunDir.create(path, settings.tables())
     _introduce(run, settings, model, corpus, device, console)
-    return Trainer(run, settings, model, corpus, device, console, _fresh(settings))
+    return Trainer(run, lock, settings, model, corpus, device, console, _fresh(settings))
 
 
-def go_on(going_on: GoingOn, settings: Settings, console: Console) -> Trainer:
+def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -> Trainer:
     """Go on with a run from a checkpoint, or from the start if it never came to one.
 
     Raises:
@@ -83,7 +84,7 @@ def go_on(going_on: GoingOn, settings: Settings, console: Console) -> Trainer:
         console.say(f"warning: {change}")
     if changes:
         console.say("warning: so the results differ, if only in their last bits, from here on")
-    return Trainer(run, settings, model, corpus, device, console, state)
+    return Trainer(run, lock, settings, model, corpus, device, console, state)
 
 
 def _fresh(settings: Settings, rollbacks: list[tuple[int, int]] | None = None) -> State:

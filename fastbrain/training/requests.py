@@ -26,7 +26,7 @@ class Requests:
     """While entered, SIGINT, SIGTERM, SIGHUP, SIGUSR1 or a STOP file ask the run to stop.
 
     After any of them a Ctrl-C (SIGINT) acts as usual and leaves at once. What was ignored when the
-    program started, as SIGHUP is under nohup, stays ignored.
+    program started stays ignored, as SIGHUP under nohup and SIGINT for a script's job with `&`.
 
     Args:
         run: the run's directory; files left from before are removed.
@@ -66,7 +66,7 @@ class Requests:
 
     def _take(self, name: str) -> bool:
         path = self._run / name
-        if not path.exists():
+        if not path.is_file():
             return False
         with suppress(OSError):
             path.unlink()

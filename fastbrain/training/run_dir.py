@@ -70,7 +70,8 @@ class RunDir:
             InvalidSnapshot: a newer fastbrain wrote it.
         """
         if not exists(path):
-            raise InvalidConfig(f"there is no run at {path}: it has no config.toml")
+            left = ", but checkpoints: put it back" if any(path.glob("checkpoints/step-*")) else ""
+            raise InvalidConfig(f"there is no run at {path}: it has no config.toml{left}")
         try:
             with (
                 atomic.io_errors("read", path / "config.toml"),
@@ -79,8 +80,9 @@ class RunDir:
                 tables = strict_toml.loads(file.read(strict_toml.MAX_BYTES + 1))
             run_id, version = str(tables["run_id"]), tables["format_version"]
         except (Serde, KeyError) as error:
+            why = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else str(error)
             raise InvalidConfig(
-                f"{path / 'config.toml'} is not the configuration of a run ({error})"
+                f"{path / 'config.toml'} is not the configuration of a run: {why}"
             ) from error
         if version != manifest.FORMAT_VERSION:
             raise InvalidSnapshot(
@@ -166,7 +168,10 @@ class RunDir:
             InvalidSnapshot: one is of a newer format.
         """
         if not self._checkpoints.is_dir():
-            raise NoCheckpoint(f"{self.path} has no folder of checkpoints: {self._checkpoints}")
+            raise NoCheckpoint(
+                f"{self.path} has no folder of checkpoints: put {self._checkpoints} back, or begin "
+                "another run"
+            )
         committed = self.checkpoints()
         for checkpoint in reversed(committed):
             reason = self._fault(checkpoint)
@@ -184,16 +189,27 @@ class RunDir:
             )
         return None
 
-    def go_back(self, step: int) -> None:
-        """Put checkpoints later than `step` aside, so that `step` is the newest.
+    def intact(self, step: int) -> Checkpoint:
+        """The checkpoint of one step, verified.
 
         Raises:
             InvalidConfig: there is no checkpoint of that step.
+            InvalidSnapshot: it is damaged; it stays where it is.
         """
-        steps = [checkpoint.step for checkpoint in self.checkpoints()]
-        if step not in steps:
-            have = ", ".join(map(str, steps)) or "none"
+        own = {checkpoint.step: checkpoint for checkpoint in self.checkpoints()}
+        if step not in own:
+            have = ", ".join(map(str, own)) or "none"
             raise InvalidConfig(f"{self.path} has no checkpoint of step {step}; it has {have}")
+        reason = self._fault(own[step])
+        if reason is not None:
+            raise InvalidSnapshot(
+                f"{own[step].path} cannot be gone back to: {reason}; choose another of "
+                f"{', '.join(map(str, own))}"
+            )
+        return own[step]
+
+    def go_back(self, step: int) -> None:
+        """Put checkpoints later than `step` aside, so that `step` is the newest."""
         self._supersede(each for each in self.checkpoints() if each.step > step)
 
     def carry_out(self, rollbacks: Sequence[tuple[int, int]]) -> None:

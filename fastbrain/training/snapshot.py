@@ -77,6 +77,8 @@ class Camera:
         self._device = device
         self._run_id = run_id
         self._host: dict[str, dict[str, Tensor]] = {}
+        # read once: a file that vanishes from the run must not end it at its next save
+        self._documents = _model_documents(model, corpus)
 
     def take(self, settings: Settings, state: State) -> Snapshot:
         """Copy the model, its moments and the counters as they are now."""
@@ -94,10 +96,8 @@ class Camera:
         for name, tensors in live.items():
             for key, tensor in tensors.items():
                 self._host[name][key].copy_(tensor)
-        documents = _model_documents(self._model, self._corpus)
-        state_document = self._trainer_state(settings, state, int(updates))
-        documents["trainer_state.json"] = _json(state_document)
-        return Snapshot(state.step, self._host, documents)
+        own = _json(self._trainer_state(settings, state, int(updates)))
+        return Snapshot(state.step, self._host, self._documents | {"trainer_state.json": own})
 
     def _trainer_state(self, settings: Settings, state: State, updates: int) -> dict[str, Any]:
         tables = settings.tables()

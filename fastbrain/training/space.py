@@ -24,7 +24,7 @@ def require_space(path: Path, need: int, what: str) -> None:
         return
     error = Io(
         f"{what} {_size(need)}, and the disk of {there} has {_size(free)} free: free some space, "
-        "or choose another disk with --run"
+        "or put the run on another disk"
     )
     error.errno = errno.ENOSPC
     raise error
