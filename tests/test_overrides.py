@@ -57,6 +57,28 @@ def test_a_rate_changes_by_override_and_stays_changed(capsys):
     assert all(rate <= 1e-3 for rate in rates[1:])
 
 
+def test_a_second_override_of_a_key_holds_as_the_first():
+    name = copied("twice")
+    stop = "train.max_time=0.001s"
+    for decay in (0.2, 0.3):
+        assert cli.main(["resume", name, "--override", f"train.weight_decay={decay}", stop]) == 75
+        assert config(name)["train"]["weight_decay"] == decay
+    assert cli.main(["resume", name, stop]) == 75
+    newest = max(Path(name, "checkpoints").iterdir())
+    recorded = json.loads((newest / "trainer_state.json").read_bytes())
+    assert recorded["config"]["train"]["weight_decay"] == 0.3
+
+
+def test_a_refused_override_leaves_the_configuration_alone(capsys):
+    name = copied("kept")
+    before = Path(name, "config.toml").read_bytes()
+    corpus = Path(name, "data/corpus.json")
+    corpus.write_text(corpus.read_text().replace('"max_id"', '"max"'))
+    assert cli.main(["resume", name, "--override", "train.weight_decay=0.2"]) == 2
+    assert "corpus.json is damaged" in capsys.readouterr().err
+    assert Path(name, "config.toml").read_bytes() == before
+
+
 def test_an_edited_configuration_is_found_out(capsys):
     name = copied("edited")
     path = Path(name, "config.toml")

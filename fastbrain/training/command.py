@@ -59,6 +59,7 @@ class GoingOn:
         run: its directory.
         checkpoint: from which; None where there is none yet.
         then: the settings up to now.
+        overriding: whether something is changed on purpose now, so that config.toml changes.
         overridden: dotted keys changed on purpose, now or earlier.
         remake_data: whether the token files are to be made anew, from what `data` names now.
     """
@@ -66,6 +67,7 @@ class GoingOn:
     run: RunDir
     checkpoint: Checkpoint | None
     then: Settings
+    overriding: bool
     overridden: frozenset[str]
     remake_data: bool
 
@@ -195,7 +197,7 @@ def _go_on(
     settings = resuming.continued(then, wanted, found.step if found else 0, overridden)
     if step is not None:
         run.go_back(step)  # only now that nothing speaks against it
-    going_on = GoingOn(run, found, then, overridden, remake)
+    going_on = GoingOn(run, found, then, bool(asked), overridden, remake)
     return Request(run.path, lock, settings, going_on, options.json)
 
 

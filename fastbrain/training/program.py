@@ -68,8 +68,6 @@ def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -
     corpus = data.open_corpus(settings, run.path / "data")
     model = _model(settings, device)
     changes = resuming.changes(going_on.then, settings, found.step if found else 0)
-    if going_on.overridden != set(run.tables.get("overridden", ())) or going_on.remake_data:
-        run = run.rewritten(settings.tables(), going_on.overridden)
     _introduce(run, settings, model, corpus, device, console)
     rollbacks = guard_log.rollbacks(run.guard_log)
     if found is None:
@@ -80,6 +78,9 @@ def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -
         console.say(f"going on from {found.path}")
         recorded = manifest.document(found.path / "trainer_state.json")
         changes += environment.differences(recorded, environment.environment(device, settings))
+    if going_on.overriding:
+        # once nothing speaks against it; the next start then needs no more than the first
+        run = run.rewritten(settings.tables(), going_on.overridden)
     for change in changes:
         console.say(f"warning: {change}")
     if changes:
