@@ -1,5 +1,7 @@
 """What a run that fails says: what would help, what is left, and how to go on."""
 
+import shutil
+
 import pytest
 import torch
 from training_runs import checkpoint, entered, run
@@ -71,6 +73,18 @@ def test_a_later_failure_names_the_last_checkpoint(monkeypatch, capsys, error):
     assert "saves about" not in said
     assert cli.main(["resume", name]) == 0
     assert checkpoint(name, 6).is_dir()
+
+
+def test_a_failure_without_its_folder_is_no_second_one(monkeypatch, capsys):
+    def removed(trainer: Trainer) -> None:
+        shutil.rmtree("removed/checkpoints")
+        raise RuntimeError("CUDA error: unspecified launch")
+
+    monkeypatch.setattr(Trainer, "_train_step", removed)
+    assert run("removed") == 1
+    said = capsys.readouterr().err
+    assert "CUDA error: unspecified launch" in said
+    assert "cannot read removed/checkpoints: No such file or directory" in said
 
 
 def spoken(speeds: list[float], every_s: float = 10.0) -> list[tuple[int, str]]:

@@ -331,7 +331,10 @@ class Trainer:
     def way_back(self) -> str:
         """One sentence for a run that failed: what is left, and how to go on."""
         run = self.run_dir.path
-        committed = self.run_dir.checkpoints()
+        try:
+            committed = self.run_dir.checkpoints()
+        except Io as error:
+            return str(error)
         if not committed:
             return f"no checkpoint was written yet; begin again: fastbrain resume {run}"
         return f"the last checkpoint is {committed[-1].path}; go on from it: fastbrain resume {run}"
