@@ -102,8 +102,7 @@ def _random(part: Mapping[str, Any]) -> Iterator[str]:
         for key, counts in lost.items()
     ])  # fmt: skip
     yield prose(
-        f"{part['runs']:,} runs. {part['samples_missing']:,} samples are missing: a run that was "
-        "killed between an evaluation and its sample is not made to write it. "
+        f"{part['runs']:,} runs, of whose samples {part['samples_missing']:,} are missing. "
         f"{part['ended_before_the_kill']:,} starts had come to their end before their kill, and "
         "are not counted."
     )
