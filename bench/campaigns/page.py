@@ -19,8 +19,8 @@ _KILLS = """\
 
 Runs of a small mixture of experts, with evaluations, samples, asynchronous saves and deleted
 checkpoints, are ended by `kill -9` and gone on with, often several times. A run counts as equal if
-it then ends by exit code 0 with the bits of weights and moments, and with the rows of the history,
-that a run has which nothing disturbed: every step once."""
+it then ends by exit code 0 with the bits of weights and moments, and with the rows of the history
+and the samples that a run has which nothing disturbed: every step once."""
 
 _DAMAGE = """\
 ## Damage
@@ -102,7 +102,7 @@ def _random(part: Mapping[str, Any]) -> Iterator[str]:
         for key, counts in lost.items()
     ])  # fmt: skip
     yield prose(
-        f"{part['runs']:,} runs, of whose samples {part['samples_missing']:,} are missing. "
+        f"{part['runs']:,} runs. "
         f"{part['ended_before_the_kill']:,} starts had come to their end before their kill, and "
         "are not counted."
     )

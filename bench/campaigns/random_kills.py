@@ -38,7 +38,7 @@ class _Campaign:
         self._phases = dict.fromkeys(PHASES, 0)
         self._lost: dict[int, Counter[int]] = {interval: Counter() for interval in _INTERVALS}
         self._in_a_row: Counter[int] = Counter()
-        self._missed = self._samples_missing = 0
+        self._missed = 0
 
     def run(self, kills: int) -> dict[str, Any]:
         killed = number = equal = 0
@@ -76,7 +76,6 @@ class _Campaign:
             },
             "kills_of_a_run": {str(n): count for n, count in sorted(self._in_a_row.items())},
             "ended_before_the_kill": self._missed,
-            "samples_missing": self._samples_missing,
             "orphans": orphans,
             "failures": failures,
         }
@@ -115,7 +114,7 @@ class _Campaign:
         if rest > 0.5:
             # others may use the machine, now more and now less
             self._steps_s += 0.2 * (max(took_s - self._idle_s, 1e-3) / rest - self._steps_s)
-        self._samples_missing += runs.require_same(run, self._expected)
+        runs.require_same(run, self._expected)
 
     def _moment(self, before: Left, more: int) -> float:
         """Seconds after which to kill: while it trains and saves; every sixth time anywhere.
