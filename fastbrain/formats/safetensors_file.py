@@ -1,9 +1,9 @@
 """Tensors by name in one file, in the safetensors format.
 
 The library's reader takes a header at its word, accepts a name twice, and allocates before it
-checks; its writer neither flushes to the disk nor gives a file the mode of the umask, and lets no
-other thread run meanwhile. So headers are proved sound here first, and files are written by
-`atomic`.
+checks; its writer neither flushes to the disk nor gives a file the mode of the umask, and what it
+wrote would have to be read again to be hashed. So headers are proved sound here first, and files
+are written by `atomic`, byte for byte those of the library.
 """
 
 import json
@@ -155,8 +155,7 @@ def pieces(
 ) -> Iterator[memoryview]:
     """The bytes of a safetensors file in order, in pieces of at most 4 MiB.
 
-    They are those of the library, whose own writer holds Python's lock until the whole file is
-    on the disk: no thread could train meanwhile. Tensors are brought to the host one at a time.
+    They are those of the library. Tensors are brought to the host one at a time.
 
     Args:
         tensors: by name; on any device, of any strides.
