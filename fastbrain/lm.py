@@ -141,13 +141,9 @@ class TransformerLm:
     def step_clipped(self, scale: float, max_norm: float, loss: Tensor | None = None) -> Tensor:
         """`step`, with the scaled gradients scaled down to `max_norm` where their norm exceeds it.
 
-        Where the norm is not finite, nothing is updated, the counter stays, and the gradients are
-        cleared. The device decides that; the host does not wait.
-
-        Args:
-            scale: factor of every gradient, such as 1 / accumulation.
-            max_norm: the largest norm that is applied as it is.
-            loss: 0-d, on the model's device; not finite, it stops the update like the norm.
+        Where the norm, or a `loss` that is given (0-d, on the model's device), is not finite,
+        nothing is updated, the counter stays, and the gradients are cleared. The device decides
+        that, and the host does not wait for it.
 
         Returns:
             The norm of the scaled gradients before clipping, 0-d FP32.

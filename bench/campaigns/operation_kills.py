@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.campaigns import runs, shim
-from bench.campaigns.runs import Lost, Orphans
+from bench.campaigns.runs import Lost
 
 # long enough for an evaluation, a sample, a best checkpoint and a checkpoint that is deleted
 OVERRIDES = ("train.max_steps=3", "eval.interval=3", "save.keep=1")
@@ -35,7 +35,7 @@ def campaign(folder: Path, every: int, say: Callable[[str], object]) -> dict[str
     for n, halfway in points:
         run = folder / f"at-{n}{'-half' if halfway else ''}"
         log = run.with_suffix(".log")
-        try:
+        with runs.noting(failures, orphans, say):
             pid = runs.start(runs.command(run, *OVERRIDES), log, lambda n=n, h=halfway: _arm(n, h))
             code = runs.wait(pid, 60)
             if code != -9:
@@ -44,11 +44,6 @@ def campaign(folder: Path, every: int, say: Callable[[str], object]) -> dict[str
             runs.finish(run, *OVERRIDES)
             runs.require_same(run, expected)
             shutil.rmtree(run)
-        except Orphans as error:
-            orphans.append(str(error))
-        except Lost as error:
-            failures.append(str(error))
-            say(str(error))
     return {
         "operations": len(names),
         "kills": sum(killed.values()),

@@ -11,7 +11,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -210,6 +211,18 @@ def require_same(run: Path, expected: End) -> None:
     left = [str(path.relative_to(run)) for path in run.rglob(".tmp-*")]
     if left:
         raise Orphans(f"{run.name}: it left {', '.join(left)}")
+
+
+@contextmanager
+def noting(failures: list[str], orphans: list[str], say: Callable[[str], object]) -> Iterator[None]:
+    """Note what goes wrong in the block, and go on with the next kill."""
+    try:
+        yield
+    except Orphans as error:
+        orphans.append(str(error))
+    except Lost as error:
+        failures.append(str(error))
+        say(str(error))
 
 
 def tail(log: Path) -> str:

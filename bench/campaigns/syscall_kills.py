@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.campaigns import runs, shim
-from bench.campaigns.runs import Lost, Orphans
+from bench.campaigns.runs import Lost
 
 # so that the save also deletes a checkpoint
 OVERRIDES = ("train.max_steps=5", "eval.interval=5", "save.keep=1")
@@ -60,7 +60,7 @@ def campaign(folder: Path, every: int, say: Callable[[str], object]) -> dict[str
         kind, number = calls[place], calls[: place + 1].count(calls[place])
         run = folder / f"call-{place}"
         shutil.copytree(half, run)
-        try:
+        with runs.noting(failures, orphans, say):
             if _traced(run, f"inject={kind}:signal=KILL:when={number}"):
                 # calls for memory and locks are not the same ones every time
                 missed += 1
@@ -69,11 +69,6 @@ def campaign(folder: Path, every: int, say: Callable[[str], object]) -> dict[str
             runs.finish(run)
             runs.require_same(run, expected)
             shutil.rmtree(run)
-        except Orphans as error:
-            orphans.append(str(error))
-        except Lost as error:
-            failures.append(str(error))
-            say(f"{error}, killed at {kind} {number}")
     return {
         "calls": len(calls),
         "kills": sum(killed.values()),

@@ -17,20 +17,12 @@ from fastbrain.training.jsonl import JsonLines, read_lines
 Row = dict[str, Any]
 
 
-class GuardLog:
-    """The writer.
-
-    Args:
-        path: the file; created when missing, its torn last line dropped.
-        warn: called with one sentence when rows can no longer be written.
-    """
-
-    def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
-        self._lines = JsonLines(path, warn)
+class GuardLog(JsonLines):
+    """The writer."""
 
     def note(self, row: Row) -> None:
         """Write a skip or a spike; a failing disk warns once, never stops."""
-        self._lines.append([row])
+        self.append([row])
 
     def decide(self, row: Row) -> None:
         """Write a rollback, and force it to the disk.
@@ -38,7 +30,7 @@ class GuardLog:
         Raises:
             Io: it cannot be written, so it must not be carried out.
         """
-        self._lines.append_durably(row)
+        self.append_durably(row)
 
 
 def read(path: Path) -> list[Row]:

@@ -19,26 +19,16 @@ from fastbrain.training.jsonl import JsonLines, read_lines
 Row = dict[str, Any]
 
 
-class Metrics:
-    """The writer: appends rows for one start of a run. A failing disk warns once, never stops.
-
-    Args:
-        path: the file; created when missing, its torn last line dropped.
-        warn: called with one sentence when rows can no longer be written.
-    """
+class Metrics(JsonLines):
+    """The writer for one start of a run; `sync` is for before a checkpoint of its rows' steps."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
-        self.path = path
-        self._lines = JsonLines(path, warn)
+        super().__init__(path, warn)
         self.start = 1 + max((row["start"] for row in _rows(path)), default=0)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows; each gets this start's number. NaN and infinity are written as null."""
-        self._lines.append({"start": self.start, **row} for row in rows)
-
-    def sync(self) -> None:
-        """Force the rows to the disk: called before a checkpoint of their steps is committed."""
-        self._lines.sync()
+        super().append({"start": self.start, **row} for row in rows)
 
 
 def read(path: Path) -> list[Row]:

@@ -48,7 +48,6 @@ class Story:
             tokens_per_s, start; NaN where a row has no number.
         last: the newest step's row; empty before the first.
         scores: (step, held-out loss) of every evaluation.
-        newest_score: the newest evaluation's row.
         starts: oldest first.
         guard: rows of guard.jsonl, oldest step first.
         kept: checkpoints, oldest step first.
@@ -62,7 +61,6 @@ class Story:
     columns: dict[str, Numbers]
     last: dict[str, Any]
     scores: list[tuple[float, float]]
-    newest_score: dict[str, Any]
     starts: list[Start]
     guard: list[dict[str, Any]]
     kept: list[Kept]
@@ -138,7 +136,6 @@ def read(run: RunDir, verify: bool) -> Story:
         _columns(steps),
         steps[-1] if steps else {},
         [(float(row["step"]), float(row["val_loss"])) for row in scores],
-        scores[-1] if scores else {},
         starts,
         guard,
         found,
