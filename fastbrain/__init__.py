@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastbrain import kernels
-    from fastbrain.config import LinearScaling, Llama3Scaling, ParameterCounts, TransformerConfig
+    from fastbrain.config import (
+        LinearScaling,
+        Llama3Scaling,
+        LoraConfig,
+        ParameterCounts,
+        TransformerConfig,
+    )
     from fastbrain.errors import (
         Cuda,
         CudaMemoryBudget,
@@ -45,6 +51,7 @@ _HOME = {
     "Io": "errors",
     "LinearScaling": "config",
     "Llama3Scaling": "config",
+    "LoraConfig": "config",
     "Optimizer": "optim",
     "ParameterCounts": "config",
     "Precision": "precision",
@@ -73,6 +80,7 @@ __all__ = [
     "Io",
     "LinearScaling",
     "Llama3Scaling",
+    "LoraConfig",
     "Optimizer",
     "ParameterCounts",
     "Precision",

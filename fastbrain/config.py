@@ -75,6 +75,35 @@ RopeScaling = LinearScaling | Llama3Scaling
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters on every projection of attention and feed-forward.
+
+    A projection W (outputs, inputs) becomes W + (alpha / rank) up @ down, of which only up
+    (outputs, rank), zero at first, and down (rank, inputs) are trained. Router, embedding, head
+    and norms have none. Hu et al., 2021 (arXiv 2106.09685).
+
+    Attributes:
+        rank: of the adapters.
+        alpha: the strength; `rank` when None.
+        seed: of the initial `down`, in [0, 2**63).
+    """
+
+    rank: int
+    alpha: float = None  # type: ignore[assignment]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.alpha is None:
+            object.__setattr__(self, "alpha", float(self.rank))
+        _check_types(self)
+        _round_floats(self)
+        if self.rank < 1:
+            raise InvalidConfig(f"lora.rank must be at least 1, got {self.rank}")
+        if not 0 <= self.seed < 2**63:
+            raise InvalidConfig(f"lora.seed must be from 0 to 2**63 - 1, got {self.seed}")
+
+
+@dataclass(frozen=True)
 class TransformerConfig:
     """Everything that decides the shape and meaning of a model; frozen and always valid.
 
@@ -104,6 +133,7 @@ class TransformerConfig:
     tie_embeddings: bool = True
     aux_loss_weight: float = 0.01
     router_z_loss_weight: float = 1e-3
+    lora: LoraConfig | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "moe_layers", _layer_indices(self.moe_layers))
@@ -154,7 +184,10 @@ class TransformerConfig:
         return layer in self.moe_layers
 
     def parameter_counts(self) -> ParameterCounts:
-        """Parameters in all, and those one token uses (the embedding counts in both)."""
+        """Parameters in all, and those one token uses (the embedding counts in both).
+
+        Adapters do not count.
+        """
         d = self.d_model
         heads, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         per_layer = 2 * d * heads + 2 * d * kv + 2 * d
@@ -205,7 +238,7 @@ _KINDS = {
 }
 
 
-def _check_types(config: "TransformerConfig | RopeScaling") -> None:
+def _check_types(config: "TransformerConfig | RopeScaling | LoraConfig") -> None:
     for field in fields(config):
         if field.type not in _KINDS:
             continue
@@ -224,6 +257,8 @@ def _check_types(config: "TransformerConfig | RopeScaling") -> None:
     for layer in config.moe_layers:
         if not isinstance(layer, int) or isinstance(layer, bool):
             raise InvalidConfig(f"moe_layers must hold layer indices, got {layer!r}")
+    if not isinstance(config.lora, LoraConfig | None):
+        raise InvalidConfig(f"lora must be None or a LoraConfig, got {config.lora!r}")
     if not isinstance(config.rope_scaling, RopeScaling | None):
         raise InvalidConfig(
             f"rope_scaling must be None, LinearScaling or Llama3Scaling, "

@@ -18,12 +18,12 @@ In order, cheapest first:
   6. fewer layers or a smaller d_model (another model: start over)"""
 
 
-def claim_cuda(device: int, parameters: int, budget_mib: int) -> None:
-    """Refuses a device that cannot train so many parameters, then caps this process's share of it.
+def claim_cuda(device: int, needed_bytes: int, budget_mib: int) -> None:
+    """Refuses a device that cannot hold a model, then caps this process's share of it.
 
     Args:
         device: its index.
-        parameters: in all.
+        needed_bytes: of weights, gradients and moments.
         budget_mib: MiB that this process may use there; 0 is no limit.
 
     Raises:
@@ -43,8 +43,7 @@ def claim_cuda(device: int, parameters: int, budget_mib: int) -> None:
         )
     if budget_mib < 0:
         raise InvalidConfig(f"budget_mib must be at least 0, which is no limit; got {budget_mib}")
-    # value, gradient and two moments, FP32 each
-    estimate = math.ceil(parameters * 16 / 2**20)
+    estimate = math.ceil(needed_bytes / 2**20)
     if budget_mib and estimate > budget_mib:
         raise CudaMemoryBudget(estimate, budget_mib)
     if budget_mib:

@@ -5,7 +5,7 @@ one by the FP32 master itself, so no layer has a precision setting.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,10 +14,37 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from fastbrain.config import LinearScaling, TransformerConfig
+from fastbrain.config import LinearScaling, LoraConfig, TransformerConfig
 from fastbrain.kernels import causal_attention, linear, rms_norm, rotary, swiglu
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Adapter(nn.Module):
+    """Low-rank updates of the projections that one weight (..., O, I) holds, as `LoraConfig` says.
+
+    Each projection has a `down` of its own; their `up` lie one below the other, as they do.
+
+    Args:
+        weight: what it is for.
+        rows: of each projection in turn, O in all.
+        lora: rank and strength.
+    """
+
+    def __init__(self, weight: Tensor, rows: Sequence[int], lora: LoraConfig) -> None:
+        super().__init__()
+        *stacked, outputs, inputs = weight.shape
+        assert sum(rows) == outputs
+        self.rows = tuple(rows)
+        self.scale = lora.alpha / lora.rank
+        self.down = nn.Parameter(weight.new_empty(*stacked, len(self.rows), lora.rank, inputs))
+        self.up = nn.Parameter(weight.new_zeros(*stacked, outputs, lora.rank))
+
+    def fold(self, weight: Tensor) -> Tensor:
+        """The weight with its updates, (..., O, I), differentiable for `up` and `down`."""
+        ups = self.up.split(self.rows, dim=-2)
+        products = [up @ down for up, down in zip(ups, self.down.unbind(-3), strict=True)]
+        return weight + self.scale * torch.cat(products, dim=-2)
 
 
 class Weight(nn.Module):
@@ -33,7 +60,9 @@ class Weight(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
         self.shadow: Tensor | None = None
+        self.adapter: Adapter | None = None
         self._cast_at: tuple[int, int] | None = None
+        self._folded: tuple[object, tuple[Tensor, Tensor | None]] | None = None
 
     def operand(self, dtype: torch.dtype) -> Tensor | None:
         """The shadow to multiply by operands of this dtype; None where the master itself is."""
@@ -48,15 +77,43 @@ class Weight(nn.Module):
             self._cast_at = self._state()
         return self.shadow
 
+    def adapt(self, rows: Sequence[int], lora: LoraConfig) -> None:
+        """Gives the projections that it holds, of so many rows each, an adapter."""
+        self.adapter = Adapter(self.weight, rows, lora)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Makes the adapter's updates part of the weight; there is none afterwards."""
+        if self.adapter is not None:
+            self.weight.copy_(self.adapter.fold(self.weight))
+            self.adapter = self._folded = None
+
     def keep_shadow_in_step(self) -> None:
         """Says that an optimizer has just written master and shadow alike."""
         self._cast_at = self._state()
 
     def drop_shadow(self) -> None:
         self.shadow = None
+        self._folded = None
+
+    def operands(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """The weight to differentiate, adapter included, and the shadow for operands of `dtype`."""
+        if self.adapter is None:
+            return self.weight, self.operand(dtype)
+        if torch.is_grad_enabled():
+            return _with_shadow(self.adapter.fold(self.weight), dtype)
+        # decoding asks for it at every token
+        key = (dtype, *((p.data_ptr(), p._version) for p in self.parameters()))
+        if self._folded is None or self._folded[0] != key:
+            self._folded = key, _with_shadow(self.adapter.fold(self.weight), dtype)
+        return self._folded[1]
 
     def _state(self) -> tuple[int, int]:
         return self.weight._version, self.weight.data_ptr()
+
+
+def _with_shadow(folded: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    return folded, None if dtype == folded.dtype else folded.detach().to(dtype)
 
 
 # ids of masters that have had a shadow; one that has died does no harm
@@ -80,7 +137,7 @@ class Linear(Weight):
         super().__init__(outputs, inputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.operand(x.dtype))
+        return linear(x, *self.operands(x.dtype))
 
 
 class RmsNorm(nn.Module):
@@ -141,6 +198,11 @@ class Attention(nn.Module):
         self.qkv = Linear(config.d_model, sum(self.heads) * config.head_dim)
         self.out = Linear(config.n_heads * config.head_dim, config.d_model)
 
+    def adapt(self, lora: LoraConfig) -> None:
+        """Gives all four projections an adapter."""
+        self.qkv.adapt([heads * self.head_dim for heads in self.heads], lora)
+        self.out.adapt([self.out.weight.shape[0]], lora)
+
     def forward(self, x: Tensor, rope: Rotary, attend: Attend) -> Tensor:
         """(B, S, D) to (B, S, D); `attend` maps turned q, k and v to (B, S, H, K)."""
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=-2)
@@ -156,6 +218,12 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate_up = Linear(width, 2 * hidden)
         self.down = Linear(hidden, width)
+
+    def adapt(self, lora: LoraConfig) -> None:
+        """Gives all three projections an adapter."""
+        width, hidden = self.down.weight.shape
+        self.gate_up.adapt([hidden, hidden], lora)
+        self.down.adapt([width], lora)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(swiglu(self.gate_up(x)))

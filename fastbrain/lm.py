@@ -8,8 +8,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Sequence
-from copy import copy
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,28 +18,19 @@ from fastbrain.builder import Builder
 from fastbrain.config import ParameterCounts, TransformerConfig
 from fastbrain.devices import claim_cuda, naming_remedies
 from fastbrain.errors import InvalidConfig, SequenceTooLong, TokenOutOfRange
-from fastbrain.formats import opt, rbw
 from fastbrain.generate import Decoder, Stop, stop_ids
-from fastbrain.kernels import has_fast_bf16
-from fastbrain.layers import Weight
 from fastbrain.losses import TotalLoss, batch_losses, file_losses
 from fastbrain.optim import Optimizer
-from fastbrain.optimizer_state import OptimizerState, warn_cold
-from fastbrain.precision import Precision
+from fastbrain.optimizer_state import warn_cold
 from fastbrain.sampler import Sampler
+from fastbrain.stored_model import StoredModel
 from fastbrain.tokens import TokenBatch, TokenFile
 from fastbrain.tokens.ids import Ids
-from fastbrain.transformer import Transformer, initialize, named_views
+from fastbrain.transformer import initialize, initialize_adapters
 
 
-class TransformerLm:
-    """A language model with its optimizer.
-
-    Attributes:
-        config: the shape; fixed for life.
-        module: the `torch.nn.Module` (see `fastbrain.transformer.Transformer`).
-        optimizer: a plain value, read afresh at each step.
-    """
+class TransformerLm(StoredModel):
+    """A language model with its optimizer; its attributes and files are those of `StoredModel`."""
 
     def __init__(
         self,
@@ -59,23 +49,8 @@ class TransformerLm:
         """
         self._build(config, optimizer, mixed_precision)
         initialize(self.module, secrets.randbits(64) if seed is None else seed)
-
-    def _build(
-        self, config: TransformerConfig, optimizer: Optimizer | None, mixed_precision: bool | None
-    ) -> None:
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise InvalidConfig(
-                f"optimizer must be of Optimizer.adam, .sgd or .lion, got {optimizer!r}"
-            )
-        self.config = config
-        self.module = Transformer(config)
-        # a value: two models that were given the same one do not share its rate
-        self.optimizer = copy(optimizer) if optimizer else Optimizer.adam(3e-4)
-        self._state = OptimizerState(self.module)
-        self._mixed_precision: bool | None = None
-        self._quantized_file: str | None = None
-        if mixed_precision is not None:
-            self.set_mixed_precision(mixed_precision)
+        if config.lora is not None:
+            initialize_adapters(self.module)
 
     @classmethod
     def builder(cls) -> Builder[Self]:
@@ -85,6 +60,10 @@ class TransformerLm:
     def parameter_counts(self) -> ParameterCounts:
         """Parameters in all, and those that one token uses."""
         return self.config.parameter_counts()
+
+    def parameter_bytes(self) -> int:
+        """Bytes of weights, and of gradients and two moments where they are trained, all FP32."""
+        return sum(p.numel() * (16 if p.requires_grad else 4) for p in self.module.parameters())
 
     # training
 
@@ -166,10 +145,6 @@ class TransformerLm:
         """Sets the optimizer's rate."""
         self.optimizer.set_learning_rate(rate)
 
-    def optimizer_step(self) -> int:
-        """Updates applied so far. Reading it waits for the device."""
-        return int(self._state.step)
-
     def set_optimizer_step(self, step: int) -> None:
         """Sets the counter that bias correction reads; warns when the moments are still zero."""
         self._state.set_step(step)
@@ -201,17 +176,6 @@ class TransformerLm:
 
     # precision and device
 
-    def set_mixed_precision(self, enabled: bool) -> None:
-        """BF16 operands in matrix products (FP32 weights, gradients and sums), or FP32 ones."""
-        self._mixed_precision = enabled
-        self._set_precision()
-        if enabled and not self.on_device() and not has_fast_bf16("cpu"):
-            warnings.warn(
-                "this CPU has no BF16 instructions, so mixed precision is slower here than FP32; "
-                "set_mixed_precision(False) is faster",
-                stacklevel=2,
-            )
-
     def to_cuda(self, device: int = 0, budget_mib: int = 0) -> None:
         """Moves the model to a CUDA device, moments included.
 
@@ -224,7 +188,7 @@ class TransformerLm:
             CudaMemoryBudget: weights, gradients and moments alone exceed the budget.
             Cuda: the device ran out of memory.
         """
-        claim_cuda(device, self.parameter_counts().total, budget_mib)
+        claim_cuda(device, self.parameter_bytes(), budget_mib)
         with naming_remedies():
             self._to(torch.device("cuda", device))
 
@@ -236,90 +200,6 @@ class TransformerLm:
         """Waits for the device; files and reads see live weights without it."""
         if self.on_device():
             torch.cuda.synchronize(self._device())
-
-    def on_device(self) -> bool:
-        """Whether the model is on a CUDA device."""
-        return self._device().type == "cuda"
-
-    # files
-
-    def save_bin(self, path: Any, precision: Precision = Precision.F32) -> None:
-        """Writes the weights, optimizer settings and step counter in the crate's format.
-
-        Args:
-            path: replaced only once the new file is complete.
-            precision: F32 for a checkpoint, Q8 for a file that only has to answer.
-
-        Raises:
-            Io: the file cannot be written.
-        """
-        rbw.write(
-            path, self.config, self.optimizer, self.optimizer_step(), self.weights(), precision
-        )
-
-    @classmethod
-    def load_bin(cls, path: Any) -> Self:
-        """The model in a file of `save_bin` or of the crate, on the CPU, with zero moments.
-
-        Raises:
-            InvalidSnapshot: not such a file, or its tensors do not fit its configuration.
-            Serde: its header is damaged.
-            InvalidConfig: its configuration is not valid or not supported.
-            Io: it is missing or cut short.
-        """
-        header = rbw.read_header(path)
-        model = cls.__new__(cls)
-        model._build(header.config, header.optimizer, None)
-        rbw.read_tensors(path, header, model.weights())
-        model._state.set_step(header.optimizer_step)
-        if header.precision is Precision.Q8:
-            model._quantized_file = str(path)
-        return model
-
-    def save_optimizer_state(self, path: Any) -> None:
-        """Writes moments and step counter in the crate's format."""
-        opt.write(path, self.optimizer_step(), self.moments())
-
-    def load_optimizer_state(self, path: Any, negated_matrices: bool = False) -> None:
-        """Restores moments and step counter; all of them or, on an error, none.
-
-        Args:
-            path: a file of `save_optimizer_state` or of the crate.
-            negated_matrices: set it for a file that version 2.0.0 or 2.0.1 of the crate wrote from
-                a CUDA device: those hold the first moments of matrices with the wrong sign.
-
-        Raises:
-            InvalidSnapshot: not such a file, or one of another architecture.
-            Io: it is missing or cut short.
-        """
-        before = self.optimizer_step()
-        step = opt.read(path, self.moments(), negated_matrices)
-        if before not in (0, step):
-            warnings.warn(
-                f"{path} holds the optimizer state of step {step}, but these weights are of step "
-                f"{before}; continuing with the counter of the file",
-                stacklevel=2,
-            )
-        self._state.set_step(step)
-        self._state.mark_warm()
-
-    def weights(self) -> list[tuple[str, Tensor]]:
-        """The crate's tensors in file order, as (Hugging Face name, matrix) views."""
-        own = {name: p.detach() for name, p in self.module.named_parameters()}
-        return named_views(self.config, own)
-
-    def gradients(self) -> list[tuple[str, Tensor]]:
-        """The accumulated gradients, as `weights`; zeros where there is none."""
-        own = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in self.module.named_parameters()
-        }
-        return named_views(self.config, own)
-
-    def moments(self) -> list[tuple[str, Tensor, Tensor]]:
-        """(name, first moment, second moment) of every tensor, as views in file order."""
-        first, second = (named_views(self.config, m) for m in self._state.moments())
-        return [(name, m, v) for (name, m), (_, v) in zip(first, second, strict=True)]
 
     # generation
 
@@ -383,18 +263,7 @@ class TransformerLm:
             )
             self._quantized_file = None
 
-    def _set_precision(self) -> None:
-        enabled = self.on_device() if self._mixed_precision is None else self._mixed_precision
-        self.module.mixed_precision = enabled
-        if not enabled:
-            for weight in self.module.modules():
-                if isinstance(weight, Weight):
-                    weight.drop_shadow()
-
     def _to(self, device: torch.device) -> None:
         self.module.to(device)
         self._state.to(device)
         self._set_precision()
-
-    def _device(self) -> torch.device:
-        return self.module.embedding.weight.device

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbrain.config import TransformerConfig
+from fastbrain.config import LoraConfig, TransformerConfig
 from fastbrain.kernels import expert_ffn
 from fastbrain.layers import FeedForward, Weight
 
@@ -29,6 +29,14 @@ class MixtureOfExperts(nn.Module):
         self.gate_up = Weight(E, 2 * F, D)
         self.down = Weight(E, D, F)
         self.shared = FeedForward(D, F) if config.shared_expert else None
+
+    def adapt(self, lora: LoraConfig) -> None:
+        """Gives every expert an adapter, and the shared one; the router has none."""
+        _, width, hidden = self.down.weight.shape
+        self.gate_up.adapt([hidden, hidden], lora)
+        self.down.adapt([width], lora)
+        if self.shared is not None:
+            self.shared.adapt(lora)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens through their experts.
@@ -52,21 +60,15 @@ class MixtureOfExperts(nn.Module):
         if valid is not None:
             expert_ids = expert_ids.masked_fill(~valid[:, None], -1)
             gates = gates.masked_fill(~valid[:, None], 0)
-        y = expert_ffn(
-            x,
-            self.gate_up.weight,
-            self.down.weight,
-            expert_ids,
-            gates,
-            self._shadows(x.dtype),
-        )
+        gate_up, gate_up_shadow = self.gate_up.operands(x.dtype)
+        down, down_shadow = self.down.operands(x.dtype)
+        shadows = None
+        if gate_up_shadow is not None and down_shadow is not None:
+            shadows = gate_up_shadow, down_shadow
+        y = expert_ffn(x, gate_up, down, expert_ids, gates, shadows)
         if self.shared is not None:
             y = y + self.shared(x)
         return y, self._auxiliary_loss(logits, probabilities, expert_ids, valid)
-
-    def _shadows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        gate_up, down = self.gate_up.operand(dtype), self.down.operand(dtype)
-        return None if gate_up is None or down is None else (gate_up, down)
 
     def _auxiliary_loss(
         self, logits: Tensor, probabilities: Tensor, expert_ids: Tensor, valid: Tensor | None

@@ -9,6 +9,7 @@ import warnings
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fastbrain.errors import InvalidConfig
 from fastbrain.kernels import AdamScalars, adam_step, grad_norm
@@ -20,7 +21,7 @@ from fastbrain.transformer import Transformer, pieces
 class OptimizerState:
     """The moments and the step counter of one module's parameters, and the updates themselves.
 
-    Moments are FP32 and appear at the first update or when they are asked for, so that a model
+    A frozen parameter has no moments and is never updated. Moments are FP32 and appear at the first update or when they are asked for, so that a model
     that only answers carries none.
     """
 
@@ -30,6 +31,12 @@ class OptimizerState:
         self._step = torch.zeros((), dtype=torch.int64)
         self.cold_since: int | None = None
         self._vectors = {p.parameter for p in pieces(module.config) if p.rows == 1}
+
+    def forget_moments(self) -> None:
+        """Starts anew with zero moments, as when other parameters are to be trained."""
+        self._moments = {}
+        self._vectors = {p.parameter for p in pieces(self._module.config) if p.rows == 1}
+        self.set_step(int(self._step))
 
     @property
     def step(self) -> Tensor:
@@ -54,7 +61,7 @@ class OptimizerState:
         if not self._moments:
             self._moments = {
                 name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach()))
-                for name, p in self._module.named_parameters()
+                for name, p in self._trainable()
             }
         first = {name: m for name, (m, _) in self._moments.items()}
         return first, {name: v for name, (_, v) in self._moments.items()}
@@ -120,7 +127,7 @@ class OptimizerState:
         return norm
 
     def _apply(self, optimizer: Optimizer, scalars: AdamScalars) -> None:
-        names, params = zip(*self._module.named_parameters(), strict=True)
+        names, params = zip(*self._trainable(), strict=True)
         none = torch.empty(0, device=self._device())
         grads = [none if p.grad is None else p.grad.contiguous() for p in params]
         decays = [self._decay(optimizer, name) for name in names]
@@ -192,6 +199,9 @@ class OptimizerState:
         if self.cold_since is not None and isinstance(optimizer, Adam):
             warn_cold(self.cold_since, "this step")
         self.cold_since = None
+
+    def _trainable(self) -> list[tuple[str, Parameter]]:
+        return [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
 
     def _device(self) -> torch.device:
         return next(self._module.parameters()).device

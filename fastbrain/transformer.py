@@ -6,6 +6,7 @@ order, and says which part of which parameter each of them is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastbrain.config import TransformerConfig
+from fastbrain.config import LoraConfig, TransformerConfig
 from fastbrain.errors import SequenceTooLong
 from fastbrain.kernels import linear, linear_cross_entropy
 from fastbrain.layers import (
@@ -30,6 +31,12 @@ from fastbrain.moe import MixtureOfExperts
 from fastbrain.stdrng import StdRng
 
 _EMBEDDING_BOUND = 0.02
+# how the names of an adapter's two tensors end
+LORA_DOWN, LORA_UP = "lora_A.weight", "lora_B.weight"
+# which of the projections that lie in one weight it is
+_PLACE = {
+    "q_proj": 0, "k_proj": 1, "v_proj": 2, "o_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 0
+}  # fmt: skip
 
 
 class Block(nn.Module):
@@ -93,6 +100,24 @@ class Transformer(nn.Module):
         cos, sin = rotary_table(config)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
+        if config.lora is not None:
+            self.add_adapters(config.lora)
+
+    def add_adapters(self, lora: LoraConfig) -> None:
+        """Gives every projection an adapter, unset as all parameters are, and freezes the rest."""
+        self.config = replace(self.config, lora=lora)
+        self.requires_grad_(False)
+        for block in self.blocks:
+            block.attention.adapt(lora)
+            block.feed_forward.adapt(lora)
+
+    def merge_adapters(self) -> None:
+        """Makes the adapters part of the weights, which can be trained again."""
+        for weight in self.modules():
+            if isinstance(weight, Weight):
+                weight.merge()
+        self.requires_grad_(True)
+        self.config = replace(self.config, lora=None)
 
     def forward(
         self,
@@ -203,7 +228,10 @@ def pieces(config: TransformerConfig) -> list[Piece]:
     V, D = config.vocab_size, config.d_model
     found = [Piece("model.embed_tokens.weight", V, D, "embedding.weight", ())]
     for layer in range(config.n_layers):
-        found += _block_pieces(config, layer)
+        for piece in _block_pieces(config, layer):
+            found.append(piece)
+            if config.lora is not None:
+                found += _adapter_pieces(piece, config.lora.rank)
     found.append(Piece("model.norm.weight", 1, D, "norm.weight", ()))
     if not config.tie_embeddings:
         found.append(Piece("lm_head.weight", V, D, "lm_head.weight", ()))
@@ -227,26 +255,48 @@ def named_views(
 def initialize(module: Transformer, seed: int) -> None:
     """Fills the parameters with the crate's own initial weights for this seed, bit for bit.
 
-    The embedding is uniform in +-0.02, every matrix in +-sqrt(2 / inputs), and norms are 1. One
+    Adapters are not touched. The embedding is uniform in +-0.02, every matrix in +-sqrt(2 / inputs), and norms are 1. One
     generator is drawn from in the crate's order, in which a block's feed-forward comes before its
     attention and its router last.
     """
-    config, rng = module.config, StdRng(seed)
-    parameters = dict(module.named_parameters())
-    order = sorted(enumerate(pieces(config)), key=lambda item: (*_draw_rank(item[1]), item[0]))
-    with torch.no_grad():
-        for _, piece in order:
-            view = parameters[piece.parameter][piece.part].view(piece.rows, piece.cols)
-            if piece.name.endswith("norm.weight"):
-                view.fill_(1.0)
-                continue
-            bound = _EMBEDDING_BOUND
-            if piece.name != "model.embed_tokens.weight":
-                # in FP32 throughout, as the crate computes it; the last bit of PyTorch's root
-                # depends on the processor
-                bound = float(np.sqrt(np.float32(2) / np.float32(piece.cols)))
-            draws = rng.uniform(piece.rows * piece.cols, -bound, bound)
-            view.copy_(torch.from_numpy(draws).view_as(view))
+    rng = StdRng(seed)
+    base = pieces(replace(module.config, lora=None))
+    order = sorted(enumerate(base), key=lambda item: (*_draw_rank(item[1]), item[0]))
+    for _, piece in order:
+        if piece.name.endswith("norm.weight"):
+            _view(module, piece).fill_(1.0)
+        else:
+            _draw(module, piece, rng)
+
+
+def initialize_adapters(module: Transformer) -> None:
+    """Fills the adapters with the crate's own initial values for their seed, bit for bit.
+
+    Every `up` is 0; every `down` is uniform in +-sqrt(2 / inputs), drawn in file order.
+    """
+    assert module.config.lora is not None
+    rng = StdRng(module.config.lora.seed)
+    for piece in pieces(module.config):
+        if piece.name.endswith(LORA_UP):
+            _view(module, piece).zero_()
+        elif piece.name.endswith(LORA_DOWN):
+            _draw(module, piece, rng)
+
+
+def _view(module: Transformer, piece: Piece) -> Tensor:
+    parameter = module.get_parameter(piece.parameter).detach()
+    return parameter[piece.part].view(piece.rows, piece.cols)
+
+
+def _draw(module: Transformer, piece: Piece, rng: StdRng) -> None:
+    bound = _EMBEDDING_BOUND
+    if piece.name != "model.embed_tokens.weight":
+        # in FP32 throughout, as the crate computes it; the last bit of PyTorch's root depends on
+        # the processor
+        bound = float(np.sqrt(np.float32(2) / np.float32(piece.cols)))
+    draws = rng.uniform(piece.rows * piece.cols, -bound, bound)
+    view = _view(module, piece)
+    view.copy_(torch.from_numpy(draws).view_as(view))
 
 
 def _draw_rank(piece: Piece) -> tuple[int, int]:
@@ -283,6 +333,17 @@ def _block_pieces(config: TransformerConfig, layer: int) -> Iterator[Piece]:
         yield from _swiglu_pieces(f"{mlp}.experts.{expert}", D, F, ffn, (expert,))
     if config.shared_expert:
         yield from _swiglu_pieces(f"{mlp}.shared_experts", D, F, f"{ffn}.shared", ())
+
+
+def _adapter_pieces(piece: Piece, rank: int) -> Iterator[Piece]:
+    place = _PLACE.get(piece.name.split(".")[-2])
+    if place is None:
+        return
+    name, own = piece.name.removesuffix("weight"), piece.parameter.removesuffix("weight")
+    stacked = tuple(index for index in piece.part if isinstance(index, int))
+    down = f"{own}adapter.down", (*stacked, place)
+    yield Piece(name + LORA_DOWN, rank, piece.cols, *down)
+    yield Piece(name + LORA_UP, piece.rows, rank, f"{own}adapter.up", piece.part)
 
 
 def _swiglu_pieces(

@@ -26,7 +26,7 @@ from fastbrain.errors import InvalidSnapshot, Io
 _KNOWN = {
     b"RBWTS001": "a weights file: load_bin reads it",
     b"RBOPT001": "an optimizer state: load_optimizer_state reads it",
-    b"RBLOR001": "a LoRA adapter, which fastbrain cannot read",
+    b"RBLOR001": "a LoRA adapter: load_lora reads it",
 }
 _BLOCK_BYTES = 4 << 20
 

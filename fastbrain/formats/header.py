@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fastbrain.config import LinearScaling, Llama3Scaling, RopeScaling, TransformerConfig
+from fastbrain.config import (
+    LinearScaling,
+    Llama3Scaling,
+    LoraConfig,
+    RopeScaling,
+    TransformerConfig,
+)
 from fastbrain.errors import InvalidConfig, Serde
 from fastbrain.formats.strict_json import dumps, float32, short
 from fastbrain.optim import Adam, Lion, Optimizer, Sgd
@@ -20,6 +26,8 @@ __all__ = [
     "config_object",
     "dumps",
     "integer",
+    "lora_from_object",
+    "lora_object",
     "optimizer_from_object",
     "optimizer_object",
 ]
@@ -33,7 +41,7 @@ def config_object(config: TransformerConfig) -> dict[str, Any]:
         **{name: getattr(config, name) for name in _CONFIG if name not in _ABSENT},
         "moe_layers": list(config.moe_layers),
         "causal": True,
-        "lora": None,
+        "lora": None if config.lora is None else lora_object(config.lora),
     }
     if config.rope_scaling is not None:
         values["rope_scaling"] = _scaling_object(config.rope_scaling)
@@ -53,12 +61,22 @@ def config_from_object(value: Any) -> TransformerConfig:
             "config.causal is false: this is a bidirectional model, which fastbrain cannot run; "
             "it takes causal models only"
         )
-    if fields.pop("lora", None) is not None:
-        raise InvalidConfig(
-            f"config.lora is {short(value['lora'])}: this model carries a LoRA adapter, which "
-            "fastbrain cannot read; merge the adapter into the weights and save the model again"
-        )
     return TransformerConfig(**fields)
+
+
+def lora_object(lora: LoraConfig) -> dict[str, Any]:
+    """Adapter settings as the `lora` object of a header."""
+    return {name: getattr(lora, name) for name in _LORA}
+
+
+def lora_from_object(value: Any, where: str = "lora") -> LoraConfig:
+    """The adapter settings that a `lora` object describes.
+
+    Raises:
+        Serde: a key is missing or of the wrong type; names it.
+        InvalidConfig: a value breaks a rule.
+    """
+    return LoraConfig(**_read(value, where, _LORA))
 
 
 def optimizer_object(optimizer: Optimizer) -> dict[str, Any]:
@@ -154,8 +172,8 @@ def _scaling_object(scaling: RopeScaling) -> dict[str, Any]:
     return {"rope_type": kind} | {name: getattr(scaling, name) for name in _SCALINGS[kind][1]}
 
 
-def _anything(value: Any, where: str) -> Any:
-    return value
+def _lora(value: Any, where: str) -> LoraConfig | None:
+    return None if value is None else lora_from_object(value, where)
 
 
 _SCALINGS: dict[str, tuple[Callable[..., RopeScaling], dict[str, Reader]]] = {
@@ -170,6 +188,8 @@ _SCALINGS: dict[str, tuple[Callable[..., RopeScaling], dict[str, Reader]]] = {
         },
     ),
 }
+
+_LORA: dict[str, Reader] = {"rank": integer, "alpha": _number, "seed": integer}
 
 _CONFIG: dict[str, Reader] = {
     "vocab_size": integer,
@@ -192,7 +212,7 @@ _CONFIG: dict[str, Reader] = {
     "causal": _boolean,
     "aux_loss_weight": _number,
     "router_z_loss_weight": _number,
-    "lora": _anything,
+    "lora": _lora,
 }
 _ABSENT = {"rope_scaling", "causal", "lora"}  # what a file may leave out
 

@@ -2,7 +2,7 @@
 
     RBOPT001 | u64 P | u64 step | P times (u64 rows, u64 cols, first moments, second moments)
 
-Moments are FP32, row by row, in the order of the weights file. The kind of optimizer and its
+Moments are FP32, row by row, in the order of the weights file. A frozen tensor is 0 x 0. The kind of optimizer and its
 settings are not recorded, so an Adam file loads under Lion.
 """
 
@@ -25,7 +25,7 @@ def write(path: StrPath, step: int, moments: Iterable[tuple[str, Tensor, Tensor]
     Args:
         step: updates done so far.
         moments: (name, first, second) of every tensor in file order; matrices of equal shape,
-            FP32, on any device.
+            FP32, on any device; 0 x 0 for a frozen one.
 
     Raises:
         Io: the file cannot be written.

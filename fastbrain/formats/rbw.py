@@ -208,9 +208,12 @@ def _matrices(config: TransformerConfig) -> list[Matrix]:
 
 def _tensors(config: TransformerConfig) -> int:
     moe = len(set(config.moe_layers))
-    per_moe = 7 + 3 * config.num_experts + (3 if config.shared_expert else 0)
+    experts = 3 * config.num_experts + (3 if config.shared_expert else 0)
+    # every projection of an adapted model is followed by two more tensors
+    each = 1 if config.lora is None else 3
+    dense_block, moe_block = 2 + 7 * each, 3 + (4 + experts) * each
     whole = 2 if config.tie_embeddings else 3
-    return whole + 9 * (config.n_layers - moe) + per_moe * moe
+    return whole + dense_block * (config.n_layers - moe) + moe_block * moe
 
 
 def _row_bytes(cols: int, precision: Precision) -> int:

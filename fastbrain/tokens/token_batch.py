@@ -41,10 +41,13 @@ class TokenBatch:
     Attributes:
         ids: (B, S), int64, on the CPU.
         lengths: (B,), int64, the tokens of each sequence that are no padding.
+        segments: (B, S), int32, the document of each position where sequences are packed of
+            several, which do not see each other; else None.
     """
 
     def __init__(self, sequences: Sequence[Ids] | Rectangle) -> None:
         self.ids, self.lengths = _padded(sequences)
+        self.segments: Tensor | None = None
         self._is_target: Tensor | None = None  # (B, S) bool; None: all that can be
         self._targets: tuple[Tensor, Tensor] | None = None
 
@@ -76,6 +79,31 @@ class TokenBatch:
             is_target[i, len(prompt) : len(prompt) + len(response)] = True
         return whole.with_loss_mask(is_target)
 
+    @classmethod
+    def packed(cls, ids: Tensor, segments: Tensor, is_target: Tensor, lengths: Tensor) -> Self:
+        """Sequences that each hold several documents, one after another.
+
+        A document neither sees nor predicts another: its positions count from 0, and its first
+        token is no target.
+
+        Args:
+            ids: (B, S) int64, 0 on padding.
+            segments: (B, S) int32, non-decreasing along S, constant in each document; padding
+                after the last document has a number of its own.
+            is_target: (B, S) bool: the tokens to predict, as in `with_loss_mask`.
+            lengths: (B) int64: tokens of each sequence that are no padding.
+
+        Raises InvalidConfig for shapes that differ, and for segments that decrease.
+        """
+        if not ids.shape == segments.shape == is_target.shape or len(lengths) != len(ids):
+            raise InvalidConfig(
+                f"ids, segments and is_target must have one shape, and lengths an entry for each "
+                f"row, got {[tuple(t.shape) for t in (ids, segments, is_target, lengths)]}"
+            )
+        if bool((segments.diff(dim=1) < 0).any()):
+            raise InvalidConfig("segments must not decrease along a sequence")
+        return cls._like(ids, lengths, is_target, segments)
+
     def with_loss_mask(self, flags: Sequence[bool] | Rectangle) -> Self:
         """The same batch with only these tokens as targets.
 
@@ -97,7 +125,7 @@ class TokenBatch:
         if not np.isin(found, (0, 1)).all():
             raise InvalidConfig("the flags of a loss mask must be booleans, or 0 and 1")
         is_target = torch.from_numpy(found.astype(bool).reshape(self.ids.shape))
-        masked = self._like(self.ids, self.lengths, is_target)
+        masked = self._like(self.ids, self.lengths, is_target, self.segments)
         if masked.predicted() == 0:
             raise InvalidConfig(
                 "the loss mask leaves nothing to predict: no token but the first of a sequence, or "
@@ -115,7 +143,8 @@ class TokenBatch:
                 f"slice({first}, {last}) is not within the {self.batch()} sequences of the batch"
             )
         mask = None if self._is_target is None else self._is_target[first:last]
-        return self._like(self.ids[first:last], self.lengths[first:last], mask)
+        segments = None if self.segments is None else self.segments[first:last]
+        return self._like(self.ids[first:last], self.lengths[first:last], mask, segments)
 
     def batch(self) -> int:
         """B, the number of sequences."""
@@ -147,6 +176,19 @@ class TokenBatch:
         """Batch, length and, if there is padding, which tokens are real."""
         return Layout(self.batch(), self.seq_len(), self._real() if self.is_padded() else None)
 
+    def valid_tokens(self) -> int:
+        """How many tokens are no padding."""
+        return int(self.lengths.sum())
+
+    def positions(self) -> Tensor | None:
+        """The place of each token in its document, (B, S) int32; None where that is its column."""
+        if self.segments is None:
+            return None
+        columns = torch.arange(self.seq_len(), dtype=torch.int32).expand_as(self.segments)
+        begins = torch.ones_like(self.segments, dtype=torch.bool)
+        begins[:, 1:] = self.segments.diff(dim=1) != 0
+        return columns - (columns * begins).cummax(dim=1).values
+
     def targets(self) -> tuple[Tensor, Tensor]:
         """The id that each row predicts, (B, S) int64, 0 where none; and whether it does, bool.
 
@@ -157,6 +199,8 @@ class TokenBatch:
             mask[:, :-1] = self._real()[:, 1:]
             if self._is_target is not None:
                 mask[:, :-1] &= self._is_target[:, 1:]
+            if self.segments is not None:
+                mask[:, :-1] &= self.segments[:, 1:] == self.segments[:, :-1]
             targets = torch.zeros_like(self.ids)
             targets[:, :-1] = self.ids[:, 1:]
             self._targets = targets.masked_fill_(~mask, 0), mask
@@ -173,9 +217,11 @@ class TokenBatch:
         return torch.arange(self.seq_len()) < self.lengths[:, None]
 
     @classmethod
-    def _like(cls, ids: Tensor, lengths: Tensor, is_target: Tensor | None) -> Self:
+    def _like(
+        cls, ids: Tensor, lengths: Tensor, is_target: Tensor | None, segments: Tensor | None
+    ) -> Self:
         made = cls.__new__(cls)
-        made.ids, made.lengths = ids, lengths
+        made.ids, made.lengths, made.segments = ids, lengths, segments
         made._is_target, made._targets = is_target, None
         return made
 
