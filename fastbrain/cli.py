@@ -5,8 +5,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from fastbrain.commands import bench, inspect, pause, plan, report, verify
-from fastbrain.training import command
+from fastbrain.commands import (
+    bench,
+    chat,
+    doctor,
+    eval,
+    export,
+    generate,
+    import_model,
+    inspect,
+    pause,
+    plan,
+    prepare,
+    report,
+    tokenizer,
+    verify,
+)
+from fastbrain.training import command, sft_command
 from fastbrain.training.command import Request
 from fastbrain.training.progress import Console
 
@@ -28,9 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text, add_arguments in (
         ("train", "train a model from text", command.add_train_arguments),
         ("resume", "go on with a run", command.add_resume_arguments),
+        ("sft", "fine-tune a model on instructions", sft_command.add_arguments),
     ):
         add_arguments(verbs.add_parser(name, help=text, description=f"{text.capitalize()}."))
     for name, text, module in (
+        ("generate", "continue prompts", generate),
+        ("chat", "talk to a model", chat),
+        ("eval", "score a model on text", eval),
+        ("prepare", "turn text into a token file", prepare),
+        ("tokenizer", "train a tokenizer, look at one, or use one", tokenizer),
+        ("export", "write a model for other programs", export),
+        ("import", "take in a model of other programs", import_model),
+        ("doctor", "say what this machine has and whether it will do", doctor),
         ("pause", "ask a run to save and stop", pause),
         ("report", "write one HTML page about a run", report),
         ("verify", "compare every byte of a run's checkpoints with what was written", verify),

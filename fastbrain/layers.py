@@ -35,14 +35,14 @@ class Adapter(nn.Module):
         super().__init__()
         *stacked, outputs, inputs = weight.shape
         assert sum(rows) == outputs
-        self.rows = tuple(rows)
+        self.rows = list(rows)
         self.scale = lora.alpha / lora.rank
         self.down = nn.Parameter(weight.new_empty(*stacked, len(self.rows), lora.rank, inputs))
         self.up = nn.Parameter(weight.new_zeros(*stacked, outputs, lora.rank))
 
     def fold(self, weight: Tensor) -> Tensor:
         """The weight with its updates, (..., O, I), differentiable for `up` and `down`."""
-        ups = self.up.split(self.rows, dim=-2)
+        ups = torch.split(self.up, self.rows, dim=-2)
         products = [up @ down for up, down in zip(ups, self.down.unbind(-3), strict=True)]
         return weight + self.scale * torch.cat(products, dim=-2)
 

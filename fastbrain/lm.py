@@ -26,7 +26,7 @@ from fastbrain.sampler import Sampler
 from fastbrain.stored_model import StoredModel
 from fastbrain.tokens import TokenBatch, TokenFile
 from fastbrain.tokens.ids import Ids
-from fastbrain.transformer import initialize, initialize_adapters
+from fastbrain.transformer import initialize, initialize_adapters, split_parameters
 
 
 class TransformerLm(StoredModel):
@@ -60,10 +60,6 @@ class TransformerLm(StoredModel):
     def parameter_counts(self) -> ParameterCounts:
         """Parameters in all, and those that one token uses."""
         return self.config.parameter_counts()
-
-    def parameter_bytes(self) -> int:
-        """Bytes of weights, and of gradients and two moments where they are trained, all FP32."""
-        return sum(p.numel() * (16 if p.requires_grad else 4) for p in self.module.parameters())
 
     # training
 
@@ -188,7 +184,9 @@ class TransformerLm(StoredModel):
             CudaMemoryBudget: weights, gradients and moments alone exceed the budget.
             Cuda: the device ran out of memory.
         """
-        claim_cuda(device, self.parameter_bytes(), budget_mib)
+        trained, frozen = split_parameters(self.config)
+        # value, gradient and two moments, or a value alone, FP32 each
+        claim_cuda(device, 16 * trained + 4 * frozen, budget_mib)
         with naming_remedies():
             self._to(torch.device("cuda", device))
 

@@ -1,7 +1,8 @@
 """What a model loses on a batch, or on a whole file: sums and counts, and the means they give."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -50,8 +51,11 @@ def batch_losses(module: Transformer, batch: TokenBatch) -> TotalLoss:
     device = module.embedding.weight.device
     targets, mask = batch.targets()
     valid = batch.layout().valid
+    segments, positions = batch.segments, batch.positions()
     loss_sum, count, auxiliary = module(
         batch.ids.to(device, non_blocking=True),
+        segments=None if segments is None else segments.to(device, non_blocking=True),
+        positions=None if positions is None else positions.to(device, non_blocking=True),
         targets=targets.to(device, non_blocking=True),
         mask=mask.to(device, non_blocking=True),
         valid=None if valid is None else valid.to(device, non_blocking=True),
@@ -63,24 +67,42 @@ def batch_losses(module: Transformer, batch: TokenBatch) -> TotalLoss:
 def file_losses(
     evaluate: Callable[[TokenBatch], TotalLoss], tokens: TokenFile, sequences: int, seq_len: int
 ) -> TotalLoss:
-    """The losses over all windows of a file, summed in FP64; see `TransformerLm.evaluate_file`."""
-    loss_sum = auxiliary = torch.zeros((), dtype=torch.float64)
-    predicted = torch.zeros((), dtype=torch.int64)
-    rows = index = 0
-    while (batch := tokens.chunk(index, sequences, seq_len)) is not None:
-        losses = evaluate(batch)
-        device = losses.lm_loss.device
-        loss_sum = loss_sum.to(device) + losses.lm_loss_sum.double()
-        # its statistics are means over a batch's tokens
-        auxiliary = auxiliary.to(device) + losses.auxiliary_loss.double() * batch.rows()
-        predicted = predicted.to(device) + losses.predicted
-        rows += batch.rows()
-        index += 1
-    if index == 0:
+    """The losses over all windows of a file; see `TransformerLm.evaluate_file`."""
+    found = summed_losses(evaluate, chunks(tokens, sequences, seq_len))
+    if found is None:
         raise InvalidDataset(
             f"the file's {tokens.tokens()} tokens do not fill one window of {seq_len}; "
             "evaluate with a shorter seq_len, or hold out more text"
         )
+    return found
+
+
+def chunks(tokens: TokenFile, sequences: int, seq_len: int) -> Iterator[TokenBatch]:
+    """All whole windows of a file, `sequences` at a time."""
+    for index in count():
+        batch = tokens.chunk(index, sequences, seq_len)
+        if batch is None:
+            return
+        yield batch
+
+
+def summed_losses(
+    evaluate: Callable[[TokenBatch], TotalLoss], batches: Iterable[TokenBatch]
+) -> TotalLoss | None:
+    """The losses over several batches, each token weighted alike, summed in FP64; None of none."""
+    loss_sum = auxiliary = torch.zeros((), dtype=torch.float64)
+    predicted = torch.zeros((), dtype=torch.int64)
+    tokens = 0
+    for batch in batches:
+        losses = evaluate(batch)
+        device = losses.lm_loss.device
+        loss_sum = loss_sum.to(device) + losses.lm_loss_sum.double()
+        # its statistics are means over a batch's tokens
+        auxiliary = auxiliary.to(device) + losses.auxiliary_loss.double() * batch.valid_tokens()
+        predicted = predicted.to(device) + losses.predicted
+        tokens += batch.valid_tokens()
+    if tokens == 0:
+        return None
     return TotalLoss(
-        (loss_sum / predicted).float(), (auxiliary / rows).float(), loss_sum.float(), predicted
+        (loss_sum / predicted).float(), (auxiliary / tokens).float(), loss_sum.float(), predicted
     )

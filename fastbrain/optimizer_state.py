@@ -21,8 +21,8 @@ from fastbrain.transformer import Transformer, pieces
 class OptimizerState:
     """The moments and the step counter of one module's parameters, and the updates themselves.
 
-    A frozen parameter has no moments and is never updated. Moments are FP32 and appear at the first update or when they are asked for, so that a model
-    that only answers carries none.
+    A frozen parameter has no moments and is never updated. Moments are FP32 and appear at the
+    first update or when they are asked for, so that a model that only answers carries none.
     """
 
     def __init__(self, module: Transformer) -> None:

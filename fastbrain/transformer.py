@@ -107,9 +107,10 @@ class Transformer(nn.Module):
         """Gives every projection an adapter, unset as all parameters are, and freezes the rest."""
         self.config = replace(self.config, lora=lora)
         self.requires_grad_(False)
-        for block in self.blocks:
-            block.attention.adapt(lora)
-            block.feed_forward.adapt(lora)
+        for layer in self.modules():
+            if isinstance(layer, Block):
+                layer.attention.adapt(lora)
+                layer.feed_forward.adapt(lora)
 
     def merge_adapters(self) -> None:
         """Makes the adapters part of the weights, which can be trained again."""
@@ -238,6 +239,15 @@ def pieces(config: TransformerConfig) -> list[Piece]:
     return found
 
 
+def split_parameters(config: TransformerConfig) -> tuple[int, int]:
+    """How many parameters are trained, and how many are frozen: adapters or none."""
+    base = config.parameter_counts().total
+    if config.lora is None:
+        return base, 0
+    adapters = [each for each in pieces(config) if each.name.endswith((LORA_DOWN, LORA_UP))]
+    return sum(each.rows * each.cols for each in adapters), base
+
+
 def named_views(
     config: TransformerConfig, tensors: Mapping[str, Tensor]
 ) -> list[tuple[str, Tensor]]:
@@ -255,9 +265,9 @@ def named_views(
 def initialize(module: Transformer, seed: int) -> None:
     """Fills the parameters with the crate's own initial weights for this seed, bit for bit.
 
-    Adapters are not touched. The embedding is uniform in +-0.02, every matrix in +-sqrt(2 / inputs), and norms are 1. One
-    generator is drawn from in the crate's order, in which a block's feed-forward comes before its
-    attention and its router last.
+    Adapters are not touched. The embedding is uniform in +-0.02, every matrix in
+    +-sqrt(2 / inputs), and norms are 1. One generator is drawn from in the crate's order, in which
+    a block's feed-forward comes before its attention and its router last.
     """
     rng = StdRng(seed)
     base = pieces(replace(module.config, lora=None))

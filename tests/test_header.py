@@ -236,11 +236,7 @@ def test_a_value_of_the_wrong_type_is_named(change, message):
     ("change", "message"),
     [
         ({"causal": False}, "config.causal is false: this is a bidirectional model"),
-        (
-            {"lora": {"rank": 4, "alpha": 8.0, "seed": 3}},
-            "config.lora is {'rank': 4, 'alpha': 8.0, 'seed': 3}: this model carries a LoRA "
-            "adapter, which fastbrain cannot read; merge the adapter",
-        ),
+        ({"lora": {"rank": 0, "alpha": 8.0, "seed": 3}}, "lora.rank must be at least 1, got 0"),
         ({"head_dim": 63}, "head_dim must be even"),
     ],
 )

@@ -138,7 +138,7 @@ def test_ids_and_lengths_are_refused_before_anything_changes():
 
 
 def test_mixed_precision_warns_where_it_is_slower_and_comes_off_again(monkeypatch):
-    monkeypatch.setattr("fastbrain.lm.has_fast_bf16", lambda device: False)
+    monkeypatch.setattr("fastbrain.stored_model.has_fast_bf16", lambda device: False)
     lm = model(MOE)
     b = batch(2, 9)
     plain = lm.evaluate(b)
@@ -147,7 +147,7 @@ def test_mixed_precision_warns_where_it_is_slower_and_comes_off_again(monkeypatc
     assert float(lm.evaluate(b).lm_loss) != float(plain.lm_loss)
     lm.set_mixed_precision(False)
     assert float(lm.evaluate(b).lm_loss) == float(plain.lm_loss)
-    monkeypatch.setattr("fastbrain.lm.has_fast_bf16", lambda device: True)
+    monkeypatch.setattr("fastbrain.stored_model.has_fast_bf16", lambda device: True)
     assert (
         TransformerLm.builder().config(DENSE).mixed_precision(True).build().module.mixed_precision
     )

@@ -90,8 +90,19 @@ REFUSED = [
     ("model.n_layers=1", "moe_layers names layer 1, but n_layers is 1"),
     ("model.experts_per_token=9", "experts_per_token must be from 1 to num_experts, which is 4"),
     ("model.max_seq_len=100", "model.max_seq_len must be at least data.seq_len, which is 128"),
-    ("train.max_steps=none", "max_steps and train.max_tokens; the configuration has neither"),
-    ("train.max_steps=5 train.max_tokens=5", "the configuration has both"),
+    ("train.max_steps=none", "and train.epochs; the configuration has none of them"),
+    ("train.max_steps=5 train.max_tokens=5", "has train.max_steps and train.max_tokens"),
+    ("train.epochs=2", "train.epochs is for data.kind instructions"),
+    ("data.kind=poems", 'data.kind must be "text" or "instructions", got \'poems\''),
+    ("data.kind=instructions", "instructions need a tokenizer that was trained before"),
+    ("data.skip_bad=true", "data.skip_bad are for data.kind instructions"),
+    ("data.skip_bad=1", "data.skip_bad must be true or false, got 1"),
+    ("data.template=chat.jinja", "data.skip_bad are for data.kind instructions"),
+    ("model.lora=8", "lora must be a table with rank, and perhaps alpha and seed, got 8"),
+    ("model.lora={alpha=2}", "lora must be a table with rank"),
+    ("model.lora={rank=0}", "lora.rank must be at least 1, got 0"),
+    ("model.lora={rank=2,seed=-1}", "lora.seed must be from 0 to 2"),
+    ("model.lora={rank=2,alpha=true}", "alpha must be a finite number, got True"),
     ("train.warmup_steps=301", "must be at most the steps of the run, which are 300, got 301"),
     ("train.micro_batch_size=5", "which is 5; got 16, nearest: 15 and 20"),
     ("train.micro_batch_size=32", "which is 32; got 16, nearest: 32"),
@@ -140,10 +151,17 @@ assert "torch" not in sys.modules
 def test_defaults_are_those_of_the_documentation():
     tables = Settings.from_tables({"data": {"train": "x"}, "train": {"max_steps": 1000}}).tables()
     assert tables["model"] == {}
-    assert tables["data"] == {"train": "x", "validation": None, "tokenizer": None, "seq_len": 512}
+    assert tables["data"] == {
+        "train": "x", "validation": None, "tokenizer": None, "seq_len": 512,
+        "kind": "text", "template": None, "skip_bad": False,
+    }  # fmt: skip
     assert tables["train"] == {
+        "init": None,
+        "init_sha256": None,
         "max_steps": 1000,
         "max_tokens": None,
+        "epochs": None,
+        "epoch_rows": None,
         "global_batch_size": 32,
         "micro_batch_size": "auto",
         "learning_rate": 3e-4,
@@ -193,7 +211,7 @@ def test_the_shipped_configurations_have_the_sizes_that_they_name():
         config = config_files.load(name, ["data.train=x"]).config(vocab_size)
         return config.parameter_counts().total
 
-    assert config_files.shipped_names() == ["124m", "300m-moe-12gb", "30m", "tiny-cpu"]
+    assert config_files.shipped_names() == ["124m", "300m-moe-12gb", "30m", "sft", "tiny-cpu"]
     assert counts("300m-moe-12gb", 32_000) == 340_952_064
     assert counts("124m", 32_000) == 123_691_776
     assert counts("30m", 4_096) == 30_288_384

@@ -1,7 +1,7 @@
 """Checkpoint directories as Hugging Face reads them: configuration files, and tensors by name.
 
-A dense directory loads in transformers as it is. A mixture-of-experts one carries a `model_type` of
-our own, which transformers refuses by name, because the nearest of its classes would compute
+A dense directory loads in transformers as it is. One of a mixture of experts, or with adapters beside
+the weights, carries a `model_type` of our own, which transformers refuses by name, because the nearest of its classes would compute
 something else without a word. Every config.json also holds our own configuration, under
 `fastbrain`, so that nothing is inferred.
 """
@@ -70,6 +70,9 @@ def config_json(
         "dtype": dtype,
     }
     own = _moe_keys(config) if config.moe_layers else _llama_keys()
+    if config.lora is not None:
+        # a class that passed over the adapters would answer as if nothing had been trained
+        own |= {"architectures": ["FastbrainLoraForCausalLM"], "model_type": "fastbrain_lora"}
     return {**own, **common, "fastbrain": config_object(config)}
 
 

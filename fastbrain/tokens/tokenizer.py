@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from fastbrain import atomic
 from fastbrain.errors import EmptyDataset, InvalidConfig, Serde
 
-END_OF_TEXT = "<|endoftext|>"
-SPECIAL_TOKENS = (END_OF_TEXT, "<|pad|>", "<|im_start|>", "<|im_end|>")  # ids 0 to 3
+END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
+SPECIAL_TOKENS = (END_OF_TEXT, PAD, "<|im_start|>", "<|im_end|>")  # ids 0 to 3
 _MOST_BYTES = 64 << 20
 _SMALLEST = len(SPECIAL_TOKENS) + 256
 

@@ -11,13 +11,13 @@ from fastbrain.errors import InvalidSnapshot
 from fastbrain.formats import huggingface
 from fastbrain.lm import TransformerLm
 from fastbrain.training import manifest
-from fastbrain.training.data import Corpus
+from fastbrain.training.corpus import Corpus
 from fastbrain.training.guard import Guard
+from fastbrain.training.initial import build, copy_weights
 from fastbrain.training.run_dir import Checkpoint
 from fastbrain.training.settings import Settings
 from fastbrain.training.snapshot import moments
 from fastbrain.training.state import State
-from fastbrain.transformer import initialize
 
 
 def restore(
@@ -43,7 +43,7 @@ def restore(
     """
     policy = settings.guard.policy
     if found is None:
-        initialize(model.module, settings.train.seed)
+        copy_weights(build(settings).weights(), model.weights())
         for moment in moments(model).values():
             moment.zero_()
         model.set_optimizer_step(0)

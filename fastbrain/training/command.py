@@ -100,12 +100,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _TRAIN_EPILOG.format(names=", ".join(config_files.shipped_names()))
     parser.add_argument("config", metavar="CONFIG", help="TOML file or shipped configuration")
-    _add_common_arguments(parser)
+    add_common_arguments(parser)
     parser.add_argument("--run", metavar="DIR", help="the run's directory (runs/<name of CONFIG>)")
     parser.add_argument(
         "--resume", choices=["auto"], help="go on with the run in DIR if there is one"
     )
-    parser.set_defaults(request=_train)
+    parser.set_defaults(request=train_request)
 
 
 def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +113,7 @@ def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _RESUME_EPILOG
     parser.add_argument("run", metavar="RUN", help="directory of a run")
-    _add_common_arguments(parser)
+    add_common_arguments(parser)
     parser.add_argument(
         "--step", type=int, help="go back to the checkpoint of this step; later ones are put aside"
     )
@@ -137,9 +137,14 @@ def parse(
     return options
 
 
-def _train(options: argparse.Namespace, console: Console) -> Request:
+def train_request(options: argparse.Namespace, console: Console) -> Request:
+    """The run that the options of `train` ask for, its lock taken.
+
+    Raises:
+        FastBrainError: what speaks against it.
+    """
     overrides = [*options.overrides, *options.override]
-    settings = resuming.absolute(config_files.load(options.config, overrides))
+    settings = config_files.load(options.config, overrides).absolute()
     path = Path(options.run or Path("runs") / Path(options.config).stem)
     if run_dir.exists(path):
         if options.resume is None:
@@ -162,7 +167,7 @@ def _resume(options: argparse.Namespace, console: Console) -> Request:
     overrides = [*options.overrides, *options.override]
     wanted = Settings.from_tables(config_files.overridden(run.tables, overrides))
     with _unless_refused(Lock.acquire(run.path)) as lock:
-        return _go_on(run, lock, resuming.absolute(wanted), options, console, options.step)
+        return _go_on(run, lock, wanted.absolute(), options, console, options.step)
 
 
 def _go_on(
@@ -180,10 +185,12 @@ def _go_on(
             f"--override {strange[0]}: this cannot be changed in the middle of a run, or needs no "
             f"--override; it is for {', '.join(resuming.OVERRIDABLE)}"
         )
-    if asked & {"train.max_steps", "train.max_tokens"}:
-        asked |= {"train.max_steps", "train.max_tokens"}  # one takes the other's place
-    if remake := bool(asked & {"data.train", "data.validation"}):
-        config_files.check_sources(wanted)
+    lengths = {f"train.{name}" for name in config_files.LENGTHS}
+    if asked & lengths:
+        asked |= lengths  # one takes another's place
+    sources = {"data.train", "data.validation"}
+    if remake := bool(asked & sources):
+        config_files.check_sources(wanted, sources)
     run_dir.sweep(run.path)
     run.carry_out(guard_log.rollbacks(run.guard_log))
     found = run.newest(console.say) if step is None else run.intact(step)
@@ -228,7 +235,8 @@ def _unless_refused(lock: Lock) -> Iterator[Lock]:
         raise
 
 
-def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser what `train`, `resume` and `sft` share."""
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="a setting, like train.learning_rate=3e-4"
     )

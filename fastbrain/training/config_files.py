@@ -1,6 +1,6 @@
 """Where a configuration is read from: a TOML file, a shipped one by its name, and overrides."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from fastbrain.training import rules, toml
 from fastbrain.training.settings import Settings
 
 # a run is as long as one of these says; a new one on the command line replaces the other
-_LENGTHS = {"max_steps": "max_tokens", "max_tokens": "max_steps"}
+LENGTHS = ("max_steps", "max_tokens", "epochs")
 
 
 def load(config: str, overrides: Iterable[str] = ()) -> Settings:
@@ -52,8 +52,8 @@ def shipped_names() -> list[str]:
 def overridden(tables: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The tables with `table.key=value` arguments put over them; the input is left alone.
 
-    `train.max_steps` given here replaces a `train.max_tokens` of the file, and the other way
-    round, because a run has one of them.
+    A length given here (`train.max_steps`, `max_tokens` or `epochs`) replaces that of the file,
+    because a run has one of them.
     """
     result = {key: dict(each) if isinstance(each, dict) else each for key, each in tables.items()}
     given = dict(toml.parse_override(argument) for argument in overrides)
@@ -67,15 +67,15 @@ def overridden(tables: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
         if not isinstance(table, dict):
             raise InvalidConfig(f"[{name}] must be a table of settings, got {rules.shown(table)}")
         table[key] = value
-        other = _LENGTHS.get(key)
-        if name == "train" and other and f"train.{other}" not in given:
-            table.pop(other, None)
+        if name == "train" and key in LENGTHS:
+            for other in LENGTHS:
+                if f"train.{other}" not in given:
+                    table.pop(other, None)
     return result
 
 
-def check_sources(settings: Settings) -> None:
-    """Refuse paths that are not there, before anything slow begins."""
-    for key in ("train", "validation", "tokenizer"):
-        path = getattr(settings.data, key)
-        if path is not None and not Path(path).exists():
-            raise Io(f"data.{key}: there is no file or folder {path}")
+def check_sources(settings: Settings, keys: Collection[str] | None = None) -> None:
+    """Refuse paths that are not there, before anything slow begins: all, or those of `keys`."""
+    for dotted, path in settings.paths().items():
+        if (keys is None or dotted in keys) and not Path(path).exists():
+            raise Io(f"{dotted}: there is no file or folder {path}")

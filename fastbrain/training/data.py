@@ -8,21 +8,27 @@ compares: rows drawn from another file would be another run.
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fastbrain import atomic
 from fastbrain.errors import InvalidConfig, InvalidDataset, Serde, TokenOutOfRange
+from fastbrain.tokens.chat_template import ChatTemplate
+from fastbrain.tokens.instructions import PreparedInstructions, prepare_instructions
+from fastbrain.tokens.packed_file import PackedFile
 from fastbrain.tokens.prepare import Prepared, prepare
 from fastbrain.tokens.token_file import TokenFile
+from fastbrain.tokens.tokenizer_files import TokenizerFiles
 from fastbrain.training import manifest
+from fastbrain.training.corpus import (
+    EVALUATION_TOKENS,
+    Corpus,
+    InstructionCorpus,
+    TextCorpus,
+)
 from fastbrain.training.settings import Settings
-from fastbrain.training.vocabulary import Vocabulary
-
-# an evaluation reads at most this much held-out text: the loss of a million tokens is known to
-# about 0.003, and 5 % of a large corpus would take longer to score than to train on
-EVALUATION_TOKENS = 2**20
+from fastbrain.training.vocabulary import Vocabulary, tokenizer_files
 
 _BLOCK = 1 << 20
 
@@ -30,46 +36,35 @@ _BLOCK = 1 << 20
 _KNOWN = {"path": str, "bytes": int, "tokens": int, "max_id": int, "blocks_sha256": str}
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """What a run trains on and is scored on.
-
-    Attributes:
-        train, held_out: the tokens, `held_out` at most `EVALUATION_TOKENS` of them.
-        vocabulary: None for a token file without a tokenizer.
-        fingerprint: of the token files: bytes, tokens, largest id, digests.
-        replaced: fingerprints of files that earlier parts of the run were trained on.
-        bytes_per_token: UTF-8 bytes of held-out text to a token; None without a tokenizer.
-    """
-
-    train: TokenFile
-    held_out: TokenFile
-    vocabulary: Vocabulary | None
-    fingerprint: dict[str, Any]
-    replaced: list[dict[str, Any]]
-    bytes_per_token: float | None
-
-    def text(self, ids: list[int]) -> str:
-        """The text of ids, or the ids where there is no tokenizer."""
-        if self.vocabulary is None:
-            return " " + " ".join(map(str, ids))
-        return self.vocabulary.text(ids)
-
-
-def make(settings: Settings, folder: Path, say: Callable[[str], object]) -> int:
+def make(
+    settings: Settings,
+    folder: Path,
+    say: Callable[[str], object],
+    init: TokenizerFiles | None = None,
+) -> int:
     """Tokenize what has to be into `folder`; returns the vocabulary that the model needs.
+
+    Args:
+        settings: of the run.
+        folder: the run's own.
+        say: takes lines.
+        init: the tokenizer of the model that the run begins from, where it has one.
 
     Raises:
         InvalidConfig: a token file whose vocabulary nothing tells, or a model vocabulary smaller
             than the tokenizer's.
-        FastBrainError: as `tokens.prepare`, and as `Vocabulary.make`.
+        FastBrainError: as `tokens.prepare`, `prepare_instructions` and `tokenizer_files`.
     """
     data = settings.data
     with atomic.io_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
     vocabulary = None
-    if data.tokenizer is not None or not data.train.endswith(".bin"):
-        vocabulary = Vocabulary.make(data.tokenizer, data.train, folder / "tokenizer.json")
+    if data.tokenizer is not None or init is not None or not data.train.endswith(".bin"):
+        given = data.tokenizer is not None
+        files = tokenizer_files(data.tokenizer, data.train) if given or init is None else init
+        if data.kind == "instructions":
+            files = instructed(files, data.template)
+        vocabulary = Vocabulary.keep(files, folder / "tokenizer.json")
     named = settings.model.get("vocab_size")
     size = named if vocabulary is None else vocabulary.size
     if size is None:
@@ -84,11 +79,7 @@ def make(settings: Settings, folder: Path, say: Callable[[str], object]) -> int:
         )
     record: dict[str, Any] = {"eos": None, "pad": None, "tokenizer_sha256": None}
     if vocabulary is not None:
-        record = {
-            "eos": vocabulary.eos,
-            "pad": vocabulary.pad,
-            "tokenizer_sha256": vocabulary.sha256,
-        }
+        record = vocabulary.record()
     record["files"] = _prepare(settings, folder, vocabulary, named or size, say)
     _write(record, folder)
     return int(named or size)
@@ -112,6 +103,25 @@ def remake(settings: Settings, folder: Path, say: Callable[[str], object]) -> No
     _write(record, folder)
 
 
+def instructed(files: TokenizerFiles, template: str | None) -> TokenizerFiles:
+    """A tokenizer with the chat template that instructions are rendered with, and its ends.
+
+    Args:
+        files: of the model; its own template is taken where there is one.
+        template: the path of a Jinja file to take instead.
+
+    Raises:
+        InvalidConfig: the template cannot be parsed.
+        Io: it cannot be read.
+    """
+    text = None
+    if template is not None:
+        with atomic.io_errors("read", template):
+            text = Path(template).read_text("utf-8")
+    chat = ChatTemplate(files, text)
+    return replace(files, chat_template=chat.template, ends=chat.end_ids)
+
+
 def _prepare(
     settings: Settings,
     folder: Path,
@@ -120,18 +130,30 @@ def _prepare(
     say: Callable[[str], object],
 ) -> dict[str, Any]:
     """Token files of the sources that the settings name; returns their fingerprints."""
+    data = settings.data
     files: dict[str, Any] = {}
-    sources = (("train", settings.data.train), ("validation", settings.data.validation))
-    for part, source in sources:
+    for part, source in (("train", data.train), ("validation", data.validation)):
         if source is None:
             continue
-        prepared = prepare(
-            source,
-            folder / f"{part}.bin",
-            None if vocabulary is None else vocabulary.tokenizer,
-            separator=None if vocabulary is None else vocabulary.eos_id,
-        )
-        say(_tokens_line(part, prepared))
+        prepared: Prepared | PreparedInstructions
+        if data.kind == "instructions":
+            assert vocabulary is not None
+            prepared = prepare_instructions(
+                source,
+                folder / f"{part}.packed",
+                ChatTemplate(vocabulary.files),
+                data.seq_len,
+                skip_bad=data.skip_bad,
+                show=say,
+            )
+        else:
+            prepared = prepare(
+                source,
+                folder / f"{part}.bin",
+                None if vocabulary is None else vocabulary.files.tokenizer,
+                separator=None if vocabulary is None else vocabulary.files.eos_id,
+            )
+            say(_tokens_line(part, prepared))
         if prepared.max_id >= vocab_size:
             raise TokenOutOfRange(prepared.max_id, vocab_size)
         files[part] = _fingerprint(prepared, folder)
@@ -165,7 +187,7 @@ def _record(folder: Path) -> dict[str, Any]:
 def _vocabulary(record: dict[str, Any], folder: Path) -> Vocabulary | None:
     if record["eos"] is None:
         return None
-    vocabulary = Vocabulary.open(folder / "tokenizer.json", record["eos"], record["pad"])
+    vocabulary = Vocabulary.open(folder / "tokenizer.json", record)
     if vocabulary.sha256 != record["tokenizer_sha256"]:
         raise InvalidDataset(
             f"{vocabulary.path} is not the tokenizer that this run began with: its digest is "
@@ -175,20 +197,34 @@ def _vocabulary(record: dict[str, Any], folder: Path) -> Vocabulary | None:
 
 
 def open_corpus(settings: Settings, folder: Path) -> Corpus:
-    """Open what `make` left in `folder`, split into training and held-out tokens.
+    """Open what `make` left in `folder`, split into what is trained on and what is held out.
 
     Raises:
-        InvalidDataset: a file is not the one that was made, or too short for a window.
+        InvalidDataset: a file is not the one that was made, or too short for a row.
     """
     record = _record(folder)
     vocabulary = _vocabulary(record, folder)
     paths = {part: folder / known["path"] for part, known in record["files"].items()}
     for part, known in record["files"].items():
         _require_same(paths[part], known)
+    common = {
+        "vocabulary": vocabulary,
+        "fingerprint": record["files"],
+        "replaced": record.get("replaced", []),
+        "seq_len": settings.data.seq_len,
+    }
+    if settings.data.kind == "instructions":
+        return _instructions(settings, paths, common)
+    return _text(settings, paths, record["files"], common)
+
+
+def _text(
+    settings: Settings, paths: dict[str, Path], files: dict[str, Any], common: dict[str, Any]
+) -> TextCorpus:
     seed, seq_len = settings.train.seed, settings.data.seq_len
-    tokens = record["files"]["train"]["tokens"]
+    tokens = files["train"]["tokens"]
     if "validation" in paths:
-        held_tokens = record["files"]["validation"]["tokens"]
+        held_tokens = files["validation"]["tokens"]
         first, last, end = 0, min(held_tokens, EVALUATION_TOKENS), tokens
         _require_windows(paths["validation"], held_tokens, seq_len, "held-out text needs one")
     else:
@@ -197,18 +233,37 @@ def open_corpus(settings: Settings, folder: Path) -> Corpus:
         last = min(tokens, first + EVALUATION_TOKENS)
     _require_windows(paths["train"], end, seq_len, "training needs one, beside what is held out")
     held_out = TokenFile.open(paths.get("validation", paths["train"]), seed, (first, last))
-    density = None
+    density, vocabulary = None, common["vocabulary"]
     if vocabulary is not None:
         found = vocabulary.bytes_of(held_out.read(0, held_out.tokens()).tolist())
         density = found / held_out.tokens() if found else None
-    return Corpus(
-        train=TokenFile.open(paths["train"], seed, (0, end)),
-        held_out=held_out,
-        vocabulary=vocabulary,
-        fingerprint=record["files"],
-        replaced=record.get("replaced", []),
-        bytes_per_token=density,
-    )
+    train = TokenFile.open(paths["train"], seed, (0, end))
+    return TextCorpus(**common, bytes_per_token=density, train=train, held_out=held_out)
+
+
+def _instructions(
+    settings: Settings, paths: dict[str, Path], common: dict[str, Any]
+) -> InstructionCorpus:
+    seed, seq_len = settings.train.seed, settings.data.seq_len
+    train = PackedFile.open(paths["train"], seq_len, seed)
+    held_out = train
+    most = max(EVALUATION_TOKENS // seq_len, 1)
+    if "validation" in paths:
+        rows = PackedFile.open(paths["validation"], seq_len, seed).rows()
+        held_out = PackedFile.open(paths["validation"], seq_len, seed, (0, min(rows, most)))
+    else:
+        # the last 5 %, and a row at least
+        rows = train.rows()
+        end = rows - -(-rows // 20)
+        if end < 1:
+            raise InvalidDataset(
+                f"{paths['train']} has one row of data.seq_len {seq_len} packed tokens, and "
+                "training needs one beside what is held out: give more examples, data.validation, "
+                "or a lower data.seq_len"
+            )
+        held_out = PackedFile.open(paths["train"], seq_len, seed, (end, min(rows, end + most)))
+        train = PackedFile.open(paths["train"], seq_len, seed, (0, end))
+    return InstructionCorpus(**common, bytes_per_token=None, train=train, held_out=held_out)
 
 
 def _tokens_line(part: str, prepared: Prepared) -> str:
@@ -220,7 +275,7 @@ def _tokens_line(part: str, prepared: Prepared) -> str:
     return line
 
 
-def _fingerprint(prepared: Prepared, folder: Path) -> dict[str, Any]:
+def _fingerprint(prepared: Prepared | PreparedInstructions, folder: Path) -> dict[str, Any]:
     inside = prepared.path.parent.resolve() == folder.resolve()
     return {
         # a run directory may be moved, a file outside it is where it is

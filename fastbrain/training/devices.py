@@ -13,6 +13,7 @@ from fastbrain.lm import TransformerLm
 from fastbrain.plan.machine import machine_bytes
 from fastbrain.tokens.token_batch import TokenBatch
 from fastbrain.training.space import require_space
+from fastbrain.transformer import split_parameters
 
 if sys.platform != "win32":
     import resource
@@ -82,18 +83,19 @@ def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
         InvalidConfig: the machine has less memory than weights, gradients and moments need.
         Io: the disk has less free space than two checkpoints need.
     """
-    parameters = config.parameter_counts().total
-    need, parts = parameters * BYTES_PER_PARAMETER, "weights, gradients and moments"
+    trained, frozen = split_parameters(config)
+    need, parts = trained * BYTES_PER_PARAMETER + frozen * 4, "weights, gradients and moments"
+    saved = trained * CHECKPOINT_BYTES + frozen * 4
     if not device.is_cuda:
         # what a checkpoint is written from lies in the same memory
-        need, parts = need + parameters * CHECKPOINT_BYTES, f"{parts} and their copy for saving"
+        need, parts = need + saved, f"{parts} and their copy for saving"
     have = device.total_bytes or machine_bytes()
     if have and need > have:
         raise InvalidConfig(
-            f"a model of {parameters:,} parameters needs {need / 1e9:.1f} GB for {parts}; this "
-            f"machine has {have / 1e9:.1f} GB: build a smaller one"
+            f"a model of {trained + frozen:,} parameters needs {need / 1e9:.1f} GB for {parts}; "
+            f"this machine has {have / 1e9:.1f} GB: build a smaller one"
         )
-    require_space(run, 2 * CHECKPOINT_BYTES * parameters, "two checkpoints need")
+    require_space(run, 2 * saved, "two checkpoints need")
 
 
 def micro_batch_size(model: TransformerLm, device: Device, rows: int, seq_len: int) -> int:

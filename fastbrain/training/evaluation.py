@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from fastbrain import atomic
 from fastbrain.lm import TransformerLm
+from fastbrain.losses import summed_losses
 from fastbrain.sampler import Sampler
-from fastbrain.training.data import Corpus
+from fastbrain.training.corpus import Corpus
 
-PROMPT_TOKENS, NEW_TOKENS = 16, 64
+NEW_TOKENS = 64
 TEMPERATURE, TOP_P = 0.8, 0.95
 
 
@@ -32,33 +33,31 @@ class Score(NamedTuple):
             return math.inf
 
 
-def score(model: TransformerLm, corpus: Corpus, sequences: int, seq_len: int) -> Score:
-    """Token-weighted loss over the held-out text, `sequences` windows at once."""
-    loss = float(model.evaluate_file(corpus.held_out, sequences, seq_len).lm_loss)
-    density = corpus.bytes_per_token
+def score(model: TransformerLm, corpus: Corpus, sequences: int) -> Score:
+    """Token-weighted loss over what is held out, `sequences` rows at once."""
+    found = summed_losses(model.evaluate, corpus.held_out_batches(sequences))
+    assert found is not None  # a run begins only with a row to score
+    loss, density = float(found.lm_loss), corpus.bytes_per_token
     return Score(loss, loss / math.log(2) / density if density else None)
 
 
 def write_samples(
     model: TransformerLm, corpus: Corpus, count: int, seed: int, path: Path
 ) -> str | None:
-    """Continue `count` beginnings from the held-out text and write them to `path`.
+    """Continue `count` beginnings of what is held out and write them to `path`.
 
-    Returns the first one in one line, or None when `count` is 0. Ids stand for the text where
+    Returns the first one in one line, or None when there is none. Ids stand for the text where
     there is no tokenizer.
     """
-    if count == 0:
+    max_seq_len = model.config.max_seq_len
+    prompts = corpus.prompts(count, max_seq_len // 2)
+    if not prompts:
         return None
-    room = min(model.config.max_seq_len, corpus.held_out.tokens())
-    prompt_tokens = min(PROMPT_TOKENS, room // 2)
-    last = corpus.held_out.tokens() - prompt_tokens
-    starts = [last * index // max(count - 1, 1) for index in range(count)]
-    prompts = [corpus.held_out.read(start, prompt_tokens).tolist() for start in starts]
-    new_tokens = min(NEW_TOKENS, model.config.max_seq_len - prompt_tokens)
     texts = []
     for index, prompt in enumerate(prompts):
         sampler = Sampler.temperature(TEMPERATURE, seed + index).top_p(TOP_P)
-        ids = model.generate(prompt, new_tokens, sampler)
+        new_tokens = min(NEW_TOKENS, max_seq_len - len(prompt))
+        ids = model.generate(prompt, new_tokens, sampler, stop=corpus.ends)
         texts.append((corpus.text(prompt), corpus.text(ids)))
     blocks = [f"[{prompt}]{text}" for prompt, text in texts]
     atomic.write_bytes(path, ("\n\n---\n\n".join(blocks) + "\n").encode("utf-8", "replace"))

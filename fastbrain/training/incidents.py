@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from fastbrain.training.data import Corpus
+from fastbrain.training.corpus import Corpus
 from fastbrain.training.guard import Guard
 from fastbrain.training.recorder import Settled
 from fastbrain.training.settings import Settings
@@ -15,12 +15,12 @@ ROWS, HEAD_TOKENS, HEAD_CHARACTERS = 16, 64, 200
 def row(settled: Settled, guard: Guard, corpus: Corpus, settings: Settings) -> dict[str, Any]:
     """The row of a skipped or spiking step.
 
-    Every row's offset in the token file is there; text is of the micro-batch with the highest
-    loss, or the first whose loss is not a number.
+    Every row's place in the corpus is there (its offset in a token file); text is of the
+    micro-batch with the highest loss, or the first whose loss is not a number.
     """
-    train, seq_len = settings.train, settings.data.seq_len
+    train = settings.train
     data_step = guard.data_step(settled.step - 1)
-    offsets = corpus.train.offsets(data_step, train.global_batch_size, seq_len).tolist()
+    offsets = corpus.origins(data_step, train.global_batch_size)
     micro = max(range(len(settled.micro_losses)), key=lambda i: _badness(settled.micro_losses[i]))
     size = int(train.micro_batch_size)
     rows = range(micro * size, (micro + 1) * size)[:ROWS]
@@ -35,7 +35,7 @@ def row(settled: Settled, guard: Guard, corpus: Corpus, settings: Settings) -> d
         "offsets": offsets,
         "micro": micro,
         "rows": [
-            {"row": each, "offset": offsets[each], "text": _head(corpus, offsets[each], seq_len)}
+            {"row": each, "offset": offsets[each], "text": _head(corpus, offsets[each])}
             for each in rows
         ],
     }
@@ -45,6 +45,5 @@ def _badness(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _head(corpus: Corpus, offset: int, seq_len: int) -> str:
-    ids = corpus.train.read(offset, min(HEAD_TOKENS, seq_len)).tolist()
-    return corpus.text(ids)[:HEAD_CHARACTERS]
+def _head(corpus: Corpus, origin: int) -> str:
+    return corpus.text(corpus.head(origin, HEAD_TOKENS))[:HEAD_CHARACTERS]

@@ -17,11 +17,9 @@ import torch
 
 from fastbrain.errors import Io
 from fastbrain.lm import TransformerLm
-from fastbrain.tokens.token_batch import TokenBatch
-from fastbrain.tokens.token_file import TokenFile
 from fastbrain.training import checkpoint, evaluation, guard_log, incidents, metrics, rules
 from fastbrain.training.conclusion import OUT_OF_MEMORY, conclude, remedies
-from fastbrain.training.data import Corpus
+from fastbrain.training.corpus import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.guard import Diverged, Kind, Rollback
 from fastbrain.training.lock import Lock
@@ -35,18 +33,6 @@ from fastbrain.training.sinks import TensorBoard
 from fastbrain.training.snapshot import Camera
 from fastbrain.training.state import State
 from fastbrain.training.watchdog import Watchdog
-
-
-def step_batches(
-    tokens: TokenFile, step: int, rows: int, micro: int, seq_len: int
-) -> Iterator[TokenBatch]:
-    """The micro-batches of a step counted from 0: `rows` windows, cut in order.
-
-    Which windows depends on the file's seed, the step and `rows` only; `micro` divides `rows`.
-    """
-    windows = tokens.windows(tokens.offsets(step, rows, seq_len), seq_len)
-    for first in range(0, rows, micro):
-        yield windows.slice(first, first + micro)
 
 
 class _RolledBack(Exception):
@@ -123,21 +109,22 @@ class Trainer:
 
     def _train_step(self) -> None:
         settings, step = self.settings, self.state.step
-        rows, seq_len = settings.train.global_batch_size, settings.data.seq_len
-        micro = int(settings.train.micro_batch_size)
+        rows, micro = settings.train.global_batch_size, int(settings.train.micro_batch_size)
         rate = self._schedule.rate(step)
         self.model.set_learning_rate(rate)
-        # the count is known before the forward: a step's loss is one sum over one count,
+        data_step = self.state.guard.data_step(step)
+        batches = list(self.corpus.step_batches(data_step, rows, micro))
+        # the counts are known before the forward: a step's loss is one sum over one count,
         # however it is split
-        predicted = rows * (seq_len - 1)
+        predicted = sum(batch.predicted() for batch in batches)
+        valid = sum(batch.valid_tokens() for batch in batches)
         loss = auxiliary = torch.zeros((), device=self.device.torch_device)
         parts = []
-        data_step = self.state.guard.data_step(step)
-        for batch in step_batches(self.corpus.train, data_step, rows, micro, seq_len):
-            share = batch.predicted() / predicted
-            part = self.model.accumulate_step(batch, weight=share)
+        for batch in batches:
+            routed = batch.valid_tokens() / valid
+            part = self.model.accumulate_step(batch, batch.predicted() / predicted, routed)
             loss = loss + part.lm_loss_sum
-            auxiliary = auxiliary + part.auxiliary_loss * share
+            auxiliary = auxiliary + part.auxiliary_loss * routed
             parts.append(part.lm_loss_sum)
         # forward and backward are queued, so waiting for the step before costs nothing now
         self._settle()
@@ -264,7 +251,7 @@ class Trainer:
         settings, step = self.settings, self.state.step
         with self._paused():
             micro = int(settings.train.micro_batch_size)
-            score = evaluation.score(self.model, self.corpus, micro, settings.data.seq_len)
+            score = evaluation.score(self.model, self.corpus, micro)
             best = self.state.note_score(step, score.loss)
             self._recorder.score(score, best)
             if best:

@@ -6,7 +6,6 @@ import torch
 
 from fastbrain.errors import UnsupportedCuda
 from fastbrain.lm import TransformerLm
-from fastbrain.optim import Optimizer
 from fastbrain.training import (
     checkpoint,
     data,
@@ -17,8 +16,10 @@ from fastbrain.training import (
     resuming,
 )
 from fastbrain.training.command import GoingOn
+from fastbrain.training.corpus import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.guard import Guard
+from fastbrain.training.initial import build, fresh, inherit, open_base
 from fastbrain.training.lock import Lock
 from fastbrain.training.loop import Trainer
 from fastbrain.training.progress import Console
@@ -37,15 +38,25 @@ def begin(path: Path, lock: Lock, settings: Settings, console: Console) -> Train
         FastBrainError: anything that speaks against the run; nothing was trained then.
     """
     device = Device.find()
-    vocab_size = data.make(settings, path / "data", console.say)
+    base = None
+    if settings.train.init is not None:
+        base = open_base(settings)
+        console.say(f"beginning from {base.source}")
+        settings = inherit(settings, base.model)
+        settings.check()
+    files = None if base is None else base.files
+    vocab_size = data.make(settings, path / "data", console.say, files)
     config = settings.config(vocab_size)
     devices.check_space(config, device, path)
     corpus = data.open_corpus(settings, path / "data")
     precision = settings.train.precision or ("bf16-mixed" if device.is_cuda else "f32")
     settings = settings.with_model(config).with_train(
-        precision=precision, warmup_steps=settings.warmup
+        precision=precision, epoch_rows=corpus.epoch_rows
     )
-    model = _model(settings, device)
+    settings = settings.with_train(warmup_steps=settings.warmup)
+    settings.check()
+    model = _on_device(build(settings, None if base is None else base.model), device)
+    del base
     if settings.train.micro_batch_size == "auto":
         rows, seq_len = settings.train.global_batch_size, settings.data.seq_len
         size = devices.micro_batch_size(model, device, rows, seq_len)
@@ -66,7 +77,8 @@ def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -
     if going_on.remake_data:
         data.remake(settings, run.path / "data", console.say)
     corpus = data.open_corpus(settings, run.path / "data")
-    model = _model(settings, device)
+    settings = settings.with_train(epoch_rows=corpus.epoch_rows)
+    model = _on_device(build(settings) if found is None else fresh(settings), device)
     changes = resuming.changes(going_on.then, settings, found.step if found else 0)
     _introduce(run, settings, model, corpus, device, console)
     rollbacks = guard_log.rollbacks(run.guard_log)
@@ -92,16 +104,7 @@ def _fresh(settings: Settings, rollbacks: list[tuple[int, int]] | None = None) -
     return State(guard=Guard(settings.guard.policy, data_skips=rollbacks or []))
 
 
-def _model(settings: Settings, device: Device) -> TransformerLm:
-    train = settings.train
-    optimizer = Optimizer.adam(
-        train.learning_rate,
-        betas=train.betas,
-        weight_decay=train.weight_decay,
-        decay_vectors=False,
-    )
-    config = settings.config(settings.model["vocab_size"])
-    model = TransformerLm(config, optimizer, train.seed, train.precision == "bf16-mixed")
+def _on_device(model: TransformerLm, device: Device) -> TransformerLm:
     if device.is_cuda:
         try:
             model.to_cuda(device.torch_device.index)
@@ -117,7 +120,7 @@ def _introduce(
     run: RunDir,
     settings: Settings,
     model: TransformerLm,
-    corpus: data.Corpus,
+    corpus: Corpus,
     device: Device,
     console: Console,
 ) -> None:
@@ -126,10 +129,7 @@ def _introduce(
     threads = "" if device.is_cuda else f" ({torch.get_num_threads()} threads)"
     console.say(f"run {run.path} on {device.name}{threads}, {train.precision}")
     console.say(f"model: {model.parameter_counts()}, vocabulary {model.config.vocab_size:,}")
-    console.say(
-        f"tokens: {corpus.train.tokens():,} to train on, {corpus.held_out.tokens():,} held out "
-        "and scored"
-    )
+    console.say(corpus.sizes())
     console.say(
         f"{settings.steps:,} steps of {tokens:,} tokens ({train.global_batch_size} rows of "
         f"{settings.data.seq_len}, {micro} at once), warm-up {settings.warmup}"

@@ -6,7 +6,6 @@ be changed in the middle only where the user says so by name. The rest only watc
 
 import dataclasses
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from fastbrain.errors import InvalidConfig
@@ -19,6 +18,7 @@ OVERRIDABLE = (
     "data.seq_len",
     "train.max_steps",
     "train.max_tokens",
+    "train.epochs",
     "train.global_batch_size",
     "train.learning_rate",
     "train.warmup_steps",
@@ -30,19 +30,16 @@ OVERRIDABLE = (
 )
 # what may change, but ends the equality of bits with the run never stopped
 WARNED = ("guard.policy",)
-_NEVER = ("data.tokenizer", "train.seed")
-_RATE = ("max_steps", "max_tokens", "learning_rate", "warmup_steps", "floor", "global_batch_size")
-
-
-def absolute(settings: Settings) -> Settings:
-    """The same settings with paths that hold from any directory."""
-    data = settings.data
-    paths: dict[str, Any] = {
-        key: str(Path(path).absolute())
-        for key in ("train", "validation", "tokenizer")
-        if (path := getattr(data, key)) is not None
-    }
-    return dataclasses.replace(settings, data=dataclasses.replace(data, **paths))
+_NEVER = ("data.kind", "data.tokenizer", "data.template", "train.seed", "train.init")
+_RATE = (
+    "max_steps",
+    "max_tokens",
+    "epochs",
+    "learning_rate",
+    "warmup_steps",
+    "floor",
+    "global_batch_size",
+)
 
 
 def continued(
@@ -90,6 +87,8 @@ def _filled(wanted: Settings, then: Settings) -> Settings:
     train = wanted.train
     micro = train.micro_batch_size
     return wanted.with_train(
+        init_sha256=then.train.init_sha256,
+        epoch_rows=then.train.epoch_rows,
         precision=train.precision or then.train.precision,
         warmup_steps=then.train.warmup_steps if train.warmup_steps is None else train.warmup_steps,
         micro_batch_size=then.train.micro_batch_size if micro == "auto" else micro,
@@ -98,6 +97,9 @@ def _filled(wanted: Settings, then: Settings) -> Settings:
 
 def _model_changes(then: Settings, wanted: Settings) -> list[str]:
     vocab_size = then.model["vocab_size"]
+    if then.train.init is not None:
+        # what is not given is that of the model it began from, not a default
+        wanted = dataclasses.replace(wanted, model={**then.model, **wanted.model})
     before, after = then.config(vocab_size), wanted.config(vocab_size)
     return [
         f"model.{each.name} was {getattr(before, each.name)} and is now {getattr(after, each.name)}"

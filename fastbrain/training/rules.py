@@ -68,6 +68,13 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def flag(name: str, value: object) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise InvalidConfig(f"{name} must be true or false, got {shown(value)}")
+    return value
+
+
 def choice(*allowed: str) -> Check:
     """One of a few words."""
 

@@ -8,9 +8,16 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
-from fastbrain.config import LinearScaling, Llama3Scaling, RopeScaling, TransformerConfig
+from fastbrain.config import (
+    LinearScaling,
+    Llama3Scaling,
+    LoraConfig,
+    RopeScaling,
+    TransformerConfig,
+)
 from fastbrain.errors import InvalidConfig
 from fastbrain.schedule import Schedule
 from fastbrain.training import rules
@@ -22,6 +29,9 @@ _SCALINGS: dict[str, type[LinearScaling] | type[Llama3Scaling]] = {
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
 }
+
+
+_DATA_PATHS = ("train", "validation", "tokenizer", "template")
 
 
 def _setting(check: rules.Check, default: object = None) -> Any:
@@ -36,14 +46,23 @@ class DataSettings:
     validation: str | None = _setting(rules.text)
     tokenizer: str | None = _setting(rules.text)
     seq_len: int = _setting(rules.whole(2), 512)
+    kind: str = _setting(rules.choice("text", "instructions"), "text")
+    template: str | None = _setting(rules.text)
+    skip_bad: bool = _setting(rules.flag, False)
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How long, how large and how fast; None is what the program decides."""
+    """From which weights, how long, how large and how fast; None is what the program decides."""
 
+    init: str | None = _setting(rules.text)
+    # of the weights there, once they were read
+    init_sha256: str | None = _setting(rules.text)
     max_steps: int | None = _setting(rules.whole(1))
     max_tokens: int | None = _setting(rules.whole(1, 2**63 - 1))
+    epochs: int | None = _setting(rules.whole(1))
+    # rows of an epoch, once they are known
+    epoch_rows: int | None = _setting(rules.whole(1))
     global_batch_size: int = _setting(rules.whole(1), 32)
     micro_batch_size: int | str = _setting(rules.either("auto", rules.whole(1)), "auto")
     learning_rate: float = _setting(rules.number(0, 10, open_low=True), 3e-4)
@@ -107,7 +126,7 @@ class Settings:
         parts = {name: _part(kind, name, tables.get(name, {})) for name, kind in _PARTS.items()}
         model = {key: each for key, each in tables.get("model", {}).items() if each is not None}
         settings = cls(model=model, **parts)
-        settings._check()
+        settings.check()
         return settings
 
     def config(self, vocab_size: int) -> TransformerConfig:
@@ -116,6 +135,7 @@ class Settings:
         given.setdefault("max_seq_len", max(TransformerConfig.max_seq_len, self.data.seq_len))
         try:
             given["rope_scaling"] = _rope_scaling(given.get("rope_scaling"))
+            given["lora"] = _lora(given.get("lora"))
             return TransformerConfig(**given)
         except InvalidConfig as error:
             raise InvalidConfig(f"[model] {error}") from error
@@ -127,10 +147,16 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run; `max_tokens` is reached, not stopped short of."""
-        if self.train.max_steps is not None:
-            return self.train.max_steps
-        return -(-(self.train.max_tokens or 0) // self.step_tokens)
+        """Optimizer steps of the whole run; `max_tokens` is reached, not stopped short of.
+
+        0 for epochs of which the rows are not known yet.
+        """
+        train = self.train
+        if train.max_steps is not None:
+            return train.max_steps
+        if train.epochs is not None:
+            return -(-train.epochs * (train.epoch_rows or 0) // train.global_batch_size)
+        return -(-(train.max_tokens or 0) // self.step_tokens)
 
     @property
     def warmup(self) -> int:
@@ -158,6 +184,20 @@ class Settings:
             name: dataclasses.asdict(getattr(self, name)) for name in _PARTS
         }
 
+    def paths(self) -> dict[str, str]:
+        """The files and folders that are named, by dotted key."""
+        data = {f"data.{key}": getattr(self.data, key) for key in _DATA_PATHS}
+        return {k: path for k, path in {**data, "train.init": self.train.init}.items() if path}
+
+    def absolute(self) -> Self:
+        """The same settings with paths that hold from any directory."""
+        paths: dict[str, Any] = {
+            key.partition(".")[2]: str(Path(path).absolute()) for key, path in self.paths().items()
+        }
+        init = paths.pop("init", None)
+        data = dataclasses.replace(self.data, **paths)
+        return dataclasses.replace(self.with_train(init=init), data=data)
+
     def with_model(self, config: TransformerConfig) -> Self:
         """The same settings with every field of the model spelled out."""
         model = dataclasses.asdict(config)
@@ -170,23 +210,43 @@ class Settings:
         """The same settings with some of [train] decided."""
         return dataclasses.replace(self, train=dataclasses.replace(self.train, **values))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuse settings that do not go together; what is not decided yet is not looked at.
+
+        Raises:
+            InvalidConfig: names the settings, their values and the rule.
+        """
         data, train = self.data, self.train
         if not data.train:
             raise InvalidConfig(
                 "data.train is missing: say which text to train on, for example "
                 "data.train=corpus.txt (text, .jsonl, a folder of them, or a token file .bin)"
             )
-        if (train.max_steps is None) == (train.max_tokens is None):
-            found = "neither" if train.max_steps is None else "both"
+        lengths = ("max_steps", "max_tokens", "epochs")
+        given = [f"train.{name}" for name in lengths if getattr(train, name) is not None]
+        if len(given) != 1:
             raise InvalidConfig(
-                "the length of the run is one of train.max_steps and train.max_tokens; "
-                f"the configuration has {found}"
+                "the length of the run is one of train.max_steps, train.max_tokens and "
+                f"train.epochs; the configuration has {' and '.join(given) or 'none of them'}"
             )
-        if self.warmup > self.steps:
+        if train.epochs is not None and data.kind == "text":
+            raise InvalidConfig(
+                "train.epochs is for data.kind instructions: text is read at random places and has "
+                "no epochs; give train.max_steps or train.max_tokens"
+            )
+        if self.steps and self.warmup > self.steps:
             raise InvalidConfig(
                 f"train.warmup_steps must be at most the steps of the run, which are "
                 f"{self.steps}, got {self.warmup}; give a lower train.warmup_steps as well"
+            )
+        if data.kind == "text" and (data.template is not None or data.skip_bad):
+            raise InvalidConfig(
+                "data.template and data.skip_bad are for data.kind instructions; leave them out"
+            )
+        if data.kind == "instructions" and data.tokenizer is None and train.init is None:
+            raise InvalidConfig(
+                "instructions need a tokenizer that was trained before: give train.init, a model "
+                "to go on from, or data.tokenizer"
             )
         micro, rows = train.micro_batch_size, train.global_batch_size
         if isinstance(micro, int) and rows % micro:
@@ -242,6 +302,17 @@ def _nearest(key: str, dotted: str) -> str:
 
 def _initials(key: str) -> str:
     return "".join(word[0] for word in key.split("_"))
+
+
+def _lora(value: object) -> LoraConfig | None:
+    if value is None or isinstance(value, LoraConfig):
+        return value
+    names = [each.name for each in dataclasses.fields(LoraConfig)]
+    if not isinstance(value, Mapping) or "rank" not in value or not set(value) <= set(names):
+        raise InvalidConfig(
+            f"lora must be a table with rank, and perhaps alpha and seed, got {rules.shown(value)}"
+        )
+    return LoraConfig(**value)
 
 
 def _rope_scaling(value: object) -> RopeScaling | None:

@@ -22,7 +22,7 @@ from fastbrain.errors import FastBrainError
 from fastbrain.formats import huggingface
 from fastbrain.formats.safetensors_file import pieces
 from fastbrain.lm import TransformerLm
-from fastbrain.training.data import Corpus
+from fastbrain.training.corpus import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.environment import environment
 from fastbrain.training.manifest import FORMAT_VERSION
@@ -125,8 +125,9 @@ class Camera:
 
 def moments(model: TransformerLm) -> dict[str, Tensor]:
     """The optimizer's moments under their names in a checkpoint; writing to them writes it."""
-    first = huggingface.stored((name, one) for name, one, _ in model.moments())
-    second = huggingface.stored((name, two) for name, _, two in model.moments())
+    trained = [each for each in model.moments() if each[1].numel()]
+    first = huggingface.stored((name, one) for name, one, _ in trained)
+    second = huggingface.stored((name, two) for name, _, two in trained)
     return {f"{name}.moment1": tensor for name, tensor in first.items()} | {
         f"{name}.moment2": tensor for name, tensor in second.items()
     }
@@ -134,7 +135,8 @@ def moments(model: TransformerLm) -> dict[str, Tensor]:
 
 def _model_documents(model: TransformerLm, corpus: Corpus) -> dict[str, bytes]:
     words = corpus.vocabulary
-    eos, pad = (None, None) if words is None else (words.eos_id, words.pad_id)
+    ends, pad = ((), None) if words is None else (words.files.ends, words.files.pad_id)
+    eos = ends[0] if len(ends) == 1 else ends or None
     found = {
         "config.json": _json(huggingface.config_json(model.config, eos=eos, pad=pad)),
         "generation_config.json": _json(huggingface.generation_config_json(eos, pad)),
@@ -143,7 +145,10 @@ def _model_documents(model: TransformerLm, corpus: Corpus) -> dict[str, bytes]:
         found["tokenizer.json"] = words.path.read_bytes()
         found["tokenizer_config.json"] = _json(
             huggingface.tokenizer_config_json(
-                eos=words.eos, pad=words.pad, model_max_length=model.config.max_seq_len
+                eos=words.files.eos,
+                pad=words.files.pad,
+                model_max_length=model.config.max_seq_len,
+                chat_template=words.files.chat_template,
             )
         )
     return found
