@@ -36,7 +36,7 @@ assert "torch" not in sys.modules
     assert "fastbrain resume runs/first" in done.stdout
     assert "fastbrain plan 300m-moe-12gb --card rtx4090" in done.stdout
     assert "fastbrain bench attention" in done.stdout
-    assert "124m, 300m-moe-12gb, 30m, tiny-cpu" in done.stdout
+    assert "124m, 300m-moe-12gb, 30m, sft, tiny-cpu" in done.stdout
 
 
 @pytest.mark.parametrize("name", [["-m", "fastbrain", "train"], ["-m", "fastbrain.train"]])

@@ -21,7 +21,7 @@ from fastbrain.optim import Optimizer
 from fastbrain.schedule import Schedule
 from fastbrain.tokens import TokenFile
 from fastbrain.training import metrics
-from fastbrain.training.loop import step_batches
+from fastbrain.training.corpus import TextCorpus
 
 MOE = "model.moe_layers=[1]"
 CASES = {
@@ -90,8 +90,9 @@ def test_looking_at_a_model_does_not_change_it():
 @pytest.mark.parametrize("micro", [4, 2, 1])
 def test_rows_do_not_depend_on_how_a_step_is_split(micro):
     with TokenFile.open("corpus.bin", 42) as tokens:
+        corpus = TextCorpus(None, {}, [], None, 16, tokens, tokens)
         for step in (0, 1, 77):
-            batches = list(step_batches(tokens, step, 16, micro, 16))
+            batches = list(corpus.step_batches(step, 16, micro))
             assert len(batches) == 16 // micro
             together = torch.cat([batch.ids for batch in batches])
             assert together.equal(tokens.batch(step, 16, 16).ids)

@@ -23,7 +23,7 @@ from bench.campaigns.results import write
 from fastbrain.tokens import TokenFile
 from fastbrain.training import config_files, manifest, program
 from fastbrain.training.lock import Lock
-from fastbrain.training.loop import Trainer, step_batches
+from fastbrain.training.loop import Trainer
 from fastbrain.training.progress import Console
 from fastbrain.training.saving import Saver
 
@@ -135,7 +135,7 @@ def bare_step(trainer: Trainer) -> None:
     step = trainer.state.step
     model.set_learning_rate(settings.schedule().rate(step))
     micro = int(settings.train.micro_batch_size)
-    for batch in step_batches(trainer.corpus.train, step, ROWS, micro, SEQ_LEN):
+    for batch in trainer.corpus.step_batches(step, ROWS, micro):
         losses = model.accumulate_step(batch, weight=micro / ROWS)
     model.step_clipped(1.0, settings.train.max_norm)
     float(losses.lm_loss)

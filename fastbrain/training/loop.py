@@ -122,7 +122,9 @@ class Trainer:
         parts = []
         for batch in batches:
             routed = batch.valid_tokens() / valid
-            part = self.model.accumulate_step(batch, batch.predicted() / predicted, routed)
+            part = self.model.accumulate_step(
+                batch, weight=batch.predicted() / predicted, auxiliary_weight=routed
+            )
             loss = loss + part.lm_loss_sum
             auxiliary = auxiliary + part.auxiliary_loss * routed
             parts.append(part.lm_loss_sum)
