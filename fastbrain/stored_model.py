@@ -11,7 +11,7 @@ from torch import Tensor
 from fastbrain.atomic import StrPath
 from fastbrain.config import LoraConfig, TransformerConfig
 from fastbrain.errors import InvalidConfig, InvalidSnapshot
-from fastbrain.formats import hf_export, hf_import, opt, rbl, rbw
+from fastbrain.formats import gguf_read, hf_export, hf_import, opt, rbl, rbw
 from fastbrain.kernels import has_fast_bf16
 from fastbrain.layers import Weight
 from fastbrain.optim import Optimizer

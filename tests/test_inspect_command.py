@@ -282,7 +282,6 @@ FOREIGN = {
     "a pickle file; ": pickle.dumps([print], protocol=0),
     "a gzip archive": b"\x1f\x8b\x08" + bytes(99),
     "a program or library (ELF)": b"\x7fELF" + bytes(99),
-    "a LoRA adapter of the reference format": b"RBLOR001" + bytes(99),
     "a numpy array": b"\x93NUMPY" + bytes(99),
     "text, which is nothing that": b"Call me Ishmael.\n",
     "a JSON object with the keys text;": b'{"text": "Call me Ishmael."}',

@@ -23,8 +23,8 @@ _EPILOG = """example:
   fastbrain inspect runs/first/checkpoints/step-00002000 --tensors
   fastbrain inspect runs/first --json
 
-PATH is a run, a checkpoint, or any file of one: weights and optimizer states (.rbw, .opt,
-.safetensors), token files (.bin), tokenizers, configurations, manifests, metrics. What a file is
+PATH is a run, a checkpoint, or any file of one: weights, optimizer states and adapters (.rbw,
+.opt, .rbl, .safetensors, .gguf), token files (.bin), packed instructions, tokenizers, configurations, manifests, metrics. What a file is
 is told from its content.
 Exit codes: 0 whole, or nothing can tell; 1 damaged; 2 nothing of fastbrain's, or unreadable."""
 
@@ -93,6 +93,12 @@ def _file(path: Path, head: bytes, size: int) -> "Finding":
             found = inspect_tensors.weights(path)
         case "opt":
             found = inspect_tensors.moments(path)
+        case "rbl":
+            found = inspect_tensors.adapters(path)
+        case "gguf":
+            found = inspect_tensors.gguf(path)
+        case "packed":
+            found = inspect_tokens.packed(path)
         case "safetensors":
             found = inspect_tensors.safetensors(path)
             inspect_beside.add_model(path, found)

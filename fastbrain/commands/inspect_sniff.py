@@ -14,9 +14,10 @@ from fastbrain.tokens.sniff import impostor
 
 HEAD = 1 << 16
 
+_OWN = {b"RBWTS001": "rbw", b"RBOPT001": "opt", b"RBLOR001": "rbl", b"GGUF": "gguf"}
+
 _NEVER = "fastbrain never opens these, because reading one runs whatever it says"
 _MAGIC = {
-    b"RBLOR001": "a LoRA adapter of the reference format, which fastbrain does not read",
     b"\x1f\x8b": "a gzip archive",
     b"\x28\xb5\x2f\xfd": "a zstd archive",
     b"BZh": "a bzip2 archive",
@@ -26,7 +27,6 @@ _MAGIC = {
     b"MZ": "a program or library of Windows",
     b"\x93NUMPY": "a numpy array (.npy)",
     b"PAR1": "a parquet table",
-    b"GGUF": "a GGUF model, which fastbrain does not read",
     b"\x89HDF": "an HDF5 file",
     b"\x89PNG": "a picture (PNG)",
     b"\xff\xd8\xff": "a picture (JPEG)",
@@ -46,6 +46,7 @@ _BY_NAME = {
     ".opt": "opt",
     ".safetensors": "safetensors",
     ".bin": "tokens",
+    ".packed": "packed",
     ".json": "json",
     ".jsonl": "jsonl",
     ".toml": "toml",
@@ -53,13 +54,14 @@ _BY_NAME = {
 
 
 def kind(path: Path, head: bytes, size: int) -> str:
-    """`rbw`, `opt`, `safetensors`, `tokens`, `json` (also lines of it), `jsonl` or `toml`.
+    """What it is: a key of `inspect`'s table, such as `rbw`, `tokens` or `json`.
 
     Raises:
         Unknown: none of these; says what it looks like.
     """
-    if head.startswith((b"RBWTS001", b"RBOPT001")):
-        return "rbw" if head[2:3] == b"W" else "opt"
+    for magic, found in _OWN.items():
+        if head.startswith(magic):
+            return found
     foreign = _foreign(head)
     if foreign:
         raise Unknown(foreign)

@@ -57,7 +57,7 @@ def read(path: StrPath, lora: LoraConfig, adapters: Iterable[tuple[str, Tensor]]
     """
     adapters = list(adapters)
     with Reader(path) as file:
-        found = _settings(file)
+        found = take_settings(file)
         if found != lora:
             raise InvalidSnapshot(
                 f"{os.fspath(path)} holds an adapter of {_words(found)}, and this model has one of "
@@ -76,10 +76,11 @@ def read(path: StrPath, lora: LoraConfig, adapters: Iterable[tuple[str, Tensor]]
 def read_settings(path: StrPath) -> LoraConfig:
     """What an adapter file says of rank, strength and seed; errors as `read`."""
     with Reader(path) as file:
-        return _settings(file)
+        return take_settings(file)
 
 
-def _settings(file: Reader) -> LoraConfig:
+def take_settings(file: Reader) -> LoraConfig:
+    """The settings at the start of an open adapter file; errors as `read`."""
     file.magic(MAGIC)
     [length] = file.numbers(1)
     if length > _MAX_HEADER_BYTES:
