@@ -1,6 +1,7 @@
 """Fine-tuning on instructions is a run like any other: it resumes to the bit, and it learns."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_the_split_of_a_step_changes_neither_rows_nor_the_loss():
         assert abs(one - other) <= 1e-6 * one
 
 
+def test_a_micro_batch_counts_in_the_routing_loss_by_the_tokens_that_it_routes():
+    assert sft("routed", "moe", "train.max_steps=1") == 0
+    [row] = [row for row in metrics.read(Path("routed/metrics.jsonl")) if "aux_loss" in row]
+    model = TransformerLm.from_pretrained("moe")
+    with PackedFile.open("routed/data/train.packed", 48, 42, (0, 24)) as packed:
+        batches = [packed.batch([index]) for index in packed.indices(0, 3)]
+    valid = [batch.valid_tokens() for batch in batches]
+    assert len(set(valid)) > 1
+    parts = [float(model.evaluate(batch).auxiliary_loss) for batch in batches]
+    expected = sum(n * part for n, part in zip(valid, parts, strict=True)) / sum(valid)
+    assert row["aux_loss"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_what_was_learned_is_said_and_ended():
     quiet = ("save.interval_steps=1000", "eval.interval=1000", "train.learning_rate=2e-2")
     assert sft("learned", "dense", "--epochs=10", "--validation=pairs.jsonl", *quiet) == 0
@@ -95,6 +109,13 @@ def test_what_was_learned_is_said_and_ended():
     ids = found.model.generate(prompt, 20, Sampler.greedy(), stop=found.files.ends)
     assert found.files.tokenizer.decode(ids) == "plum plum."
     assert ids[-1] == found.files.tokenizer.token_to_id("<|im_end|>")
+    # a sample answers a held-out request, whole, and stops where it ends
+    [sample] = Path("learned", "samples").iterdir()
+    assert re.fullmatch(
+        r"\[<\|im_start\|>user\nSay (\w+) twice\.<\|im_end\|>\n<\|im_start\|>assistant\n\]"
+        r"\1 \1\.<\|im_end\|>\n",
+        sample.read_text(),
+    )
 
 
 def test_adapters_leave_the_base_as_it_was_and_merge_into_it():
