@@ -8,9 +8,12 @@ from fastbrain.errors import EmptyDataset, InvalidConfig
 from fastbrain.tokens.documents import Document, Read, Tally, json_lines, text_file
 from fastbrain.tokens.encode import parts
 from fastbrain.tokens.faults import Faults
+from fastbrain.tokens.parquet import parquet_rows, require_pyarrow
 
 _TEXT = (".txt", ".txt.gz", ".txt.zst")
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_PARQUET = (".parquet",)
+_ALL = _TEXT + _JSONL + _PARQUET
 
 
 def source_files(source: Path) -> dict[str, Path]:
@@ -18,27 +21,35 @@ def source_files(source: Path) -> dict[str, Path]:
 
     Hidden files and those with other endings are passed over in a directory. Raises Io for a
     source that is not there, InvalidConfig for another kind of file, EmptyDataset for a directory
-    without text.
+    without text, InvalidDataset for a parquet table where pyarrow is not installed.
     """
     with atomic.io_errors("read", source):
         source.stat()
     if not source.is_dir():
-        if not source.name.endswith(_TEXT + _JSONL):
+        if not source.name.endswith(_ALL):
             raise InvalidConfig(
-                f"source is {source}; it must be a {', '.join(_TEXT + _JSONL)} file, a directory "
+                f"source is {source}; it must be a {', '.join(_ALL)} file, a directory "
                 "of those, or a token file, .bin"
             )
-        return {source.name: source}
+        return _readable({source.name: source})
     found = {path.relative_to(source).as_posix(): path for path in source.rglob("*")}
     files = {
         name: found[name]
         for name in sorted(found)
-        if name.endswith(_TEXT + _JSONL)
+        if name.endswith(_ALL)
         and not any(part.startswith(".") for part in name.split("/"))
         and found[name].is_file()
     }
     if not files:
-        raise EmptyDataset(f"{source} has no {', '.join(_TEXT + _JSONL)} files in it")
+        raise EmptyDataset(f"{source} has no {', '.join(_ALL)} files in it")
+    return _readable(files)
+
+
+def _readable(files: dict[str, Path]) -> dict[str, Path]:
+    # found out now, and not hours into the other files of a directory
+    for path in files.values():
+        if path.name.endswith(_PARQUET):
+            require_pyarrow(path)
     return files
 
 
@@ -54,6 +65,8 @@ def all_documents(
 
         if path.name.endswith(_JSONL):
             yield from json_lines(path, field, faults, tally, read_here)
+        elif path.name.endswith(_PARQUET):
+            yield from parquet_rows(path, field, faults, tally, read_here)
         else:
             yield from text_file(path, faults, tally, read_here)
         before += path.stat().st_size
