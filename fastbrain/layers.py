@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from fastbrain.config import LinearScaling, LoraConfig, TransformerConfig
+from fastbrain.config import LinearScaling, Llama3Scaling, LoraConfig, TransformerConfig
 from fastbrain.kernels import causal_attention, linear, rms_norm, rotary, swiglu
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -171,21 +171,31 @@ class Rotary(NamedTuple):
 
 def rotary_table(config: TransformerConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines (max_seq_len, K/2) of position * base^(-2j/K), all in FP32."""
-    channel = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    base = torch.tensor(config.rope_base, dtype=torch.float32)
-    frequency = base.pow(-channel / config.head_dim)
+    frequency = rotary_frequencies(config)
     scaling = config.rope_scaling
     if isinstance(scaling, LinearScaling):
         frequency = frequency / scaling.factor
     elif scaling is not None:
-        wavelength = 2 * math.pi / frequency
-        context = scaling.original_max_position_embeddings
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        # from 0 at the longest wavelengths to 1 at the shortest, which stay as they are
-        keep = ((context / wavelength - low) / (high - low)).clamp(0, 1)
-        frequency = frequency * ((1 - keep) / scaling.factor + keep)
+        frequency = frequency * llama3_multipliers(frequency, scaling)
     angle = torch.arange(config.max_seq_len, dtype=torch.float32)[:, None] * frequency
     return angle.cos(), angle.sin()
+
+
+def rotary_frequencies(config: TransformerConfig) -> Tensor:
+    """base^(-2j/K) of every pair of channels, (K/2), FP32, before any scaling."""
+    channel = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    base = torch.tensor(config.rope_base, dtype=torch.float32)
+    return base.pow(-channel / config.head_dim)
+
+
+def llama3_multipliers(frequency: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """What Llama 3's rule multiplies each of these frequencies by."""
+    wavelength = 2 * math.pi / frequency
+    context = scaling.original_max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    # from 0 at the longest wavelengths to 1 at the shortest, which stay as they are
+    keep = ((context / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) / scaling.factor + keep
 
 
 class Attention(nn.Module):

@@ -19,8 +19,11 @@ def test_help_comes_without_torch():
     script = """
 import sys
 from fastbrain.cli import main
-verbs = (["train", "--help"], ["resume", "--help"], ["plan", "--help"], ["bench", "--help"])
-for arguments in (["--help"], *verbs, ["fly"], []):
+verbs = (
+    "train", "resume", "sft", "generate", "chat", "eval", "prepare", "tokenizer", "export",
+    "import", "doctor", "pause", "report", "verify", "inspect", "plan", "bench",
+)
+for arguments in (["--help"], *([verb, "--help"] for verb in verbs), ["fly"], []):
     try:
         main(arguments)
     except SystemExit as exit:
@@ -30,7 +33,7 @@ assert "torch" not in sys.modules
     done = process("-c", script)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == [
-        *["exit 0"] * 5, "exit 2", "exit 2",
+        *["exit 0"] * 18, "exit 2", "exit 2",
     ]  # fmt: skip
     assert "fastbrain train tiny-cpu data.train=corpus.txt --run runs/first" in done.stdout
     assert "fastbrain resume runs/first" in done.stdout

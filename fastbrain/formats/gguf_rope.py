@@ -4,13 +4,13 @@ Linear scaling is a key. Llama 3's rule is not written down: its outcome is, as 
 frequency is divided by.
 """
 
-import torch
 from torch import Tensor
 
 from fastbrain.config import LinearScaling, Llama3Scaling, RopeScaling, TransformerConfig
 from fastbrain.errors import InvalidConfig
 from fastbrain.formats.gguf_keys import Keys
 from fastbrain.formats.strict_json import short
+from fastbrain.layers import llama3_multipliers, rotary_frequencies
 
 # what published models with Llama 3's rule have, but for the factor
 _LLAMA3 = (1.0, 4.0, 8192)
@@ -18,13 +18,7 @@ _LLAMA3 = (1.0, 4.0, 8192)
 
 def rope_factors(config: TransformerConfig, scaling: Llama3Scaling) -> Tensor:
     """What each rotary frequency is divided by: (K/2), FP32."""
-    channel = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    base = torch.tensor(config.rope_base, dtype=torch.float32)
-    wavelength = 2 * torch.pi / base.pow(-channel / config.head_dim)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = (scaling.original_max_position_embeddings / wavelength - low) / (high - low)
-    keep = keep.clamp(0, 1)
-    return 1 / ((1 - keep) / scaling.factor + keep)
+    return 1 / llama3_multipliers(rotary_frequencies(config), scaling)
 
 
 def divides(config: TransformerConfig, scaling: Llama3Scaling, factors: Tensor | None) -> bool:

@@ -30,9 +30,12 @@ class Faults:
         self._on_skip = on_skip
         self._first = ""
 
-    def add(self, path: atomic.StrPath, line: int, reason: str) -> None:
-        """A document that begins in this line, counted from 1, is bad for this reason."""
-        found = f"{os.fspath(path)}, line {line}: {reason}"
+    def add(self, path: atomic.StrPath, line: int, reason: str, unit: str = "line") -> None:
+        """A document that begins in this line, counted from 1, is bad for this reason.
+
+        `unit` is what is counted where it is not lines.
+        """
+        found = f"{os.fspath(path)}, {unit} {line}: {reason}"
         if self._fail:
             raise InvalidDataset(f"{found}")
         self.skipped += 1

@@ -40,7 +40,7 @@ def parquet_rows(
                     try:
                         text = _text(value, field)
                     except BadText as error:
-                        faults.add(path, number, str(error))
+                        faults.add(path, number, str(error), "row")
                         continue
                     tally.documents += 1
                     tally.text_bytes += len(text.encode())

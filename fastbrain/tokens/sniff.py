@@ -17,7 +17,7 @@ _MAGIC = {
     b"\x1f\x8b\x08": ("a gzip archive", _UNPACK),
     b"\x28\xb5\x2f\xfd": ("a zstd archive", _UNPACK),
     b"PK\x03\x04": ("a zip archive (as .npz and .pt files are)", _UNPACK),
-    b"PAR1": ("a parquet table", "turn it into text or JSON lines, and prepare that"),
+    b"PAR1": ("a parquet table", "prepare it first: fastbrain prepare"),
     b"RBWTS001": ("the weights of a model", "load them with TransformerLm.load_bin"),
     b"RBOPT001": ("the optimizer state of a model", "see TransformerLm.load_optimizer_state"),
     b"\x93NUMPY": ("a numpy .npy file", "load it with np.load and pass it to TokenFile.write"),
