@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from fastbrain.tokens.json_rows import BadRow, Row, kind_of
+from fastbrain.tokens.json_line import kind_of
+from fastbrain.tokens.json_rows import BadRow, Row
 
 IGNORED = -100  # the label of a token that is not to be learned
 

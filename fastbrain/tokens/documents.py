@@ -44,13 +44,13 @@ def json_lines(
     InvalidDataset.
     """
     with opened(path) as source:
-        for number, line in enumerate(_lines(source, path), 1):
+        for number, line in enumerate(lines(source, path), 1):
             read(source.read_bytes())
             try:
                 if number == 1:
-                    _refuse_utf16(line)
+                    refuse_utf16(line)
                     line = line.removeprefix(codecs.BOM_UTF8)
-                if _is_blank(line):
+                if is_blank(line):
                     continue
                 pieces, size = field_text(line, field)
             except BadText as error:
@@ -93,7 +93,8 @@ class _TextOnDisk:
             raise InvalidDataset(f"{os.fspath(self.path)} changed while it was read") from error
 
 
-def _lines(source: Opened, path: atomic.StrPath) -> Iterator[bytes]:
+def lines(source: Opened, path: atomic.StrPath) -> Iterator[bytes]:
+    """The lines of an open file, which end at "\\n" only; InvalidDataset where it is damaged."""
     done = 0
     try:
         with atomic.io_errors("read", path):
@@ -109,7 +110,7 @@ def _text_pieces(path: atomic.StrPath, read: Read) -> Iterator[str]:
     with opened(path) as source:
         more = True
         try:
-            _refuse_utf16(source.stream.peek(2))
+            refuse_utf16(source.stream.peek(2))
             while more:
                 with atomic.io_errors("read", path):
                     block = source.stream.read(PIECE)
@@ -124,12 +125,14 @@ def _text_pieces(path: atomic.StrPath, read: Read) -> Iterator[str]:
             raise BadText(str(error)) from error
 
 
-def _refuse_utf16(start: bytes) -> None:
+def refuse_utf16(start: bytes) -> None:
+    """Raises BadText for a file that begins as UTF-16 does."""
     if start.startswith(_UTF16):
         raise BadText("the file is UTF-16; save it as UTF-8")
 
 
-def _is_blank(line: bytes) -> bool:
+def is_blank(line: bytes) -> bool:
+    """Whether a line is nothing but white space."""
     if not line.strip():
         return True
     # white space beyond ASCII, which no JSON begins with

@@ -31,7 +31,7 @@ def field_text(line: bytes, field: str) -> tuple[Iterable[str], int]:
         parsed, aside = _without_long_strings(line)
     else:
         parsed = line.rstrip(b"\r\n")  # else they are what is wrong with a string that has no end
-    whole = _string_under(field, _loads(parsed))
+    whole = _string_under(field, loads(parsed))
     pieces = aside[whole] if whole in aside else _Pieces(whole)
     try:
         return pieces, sum(len(piece.encode()) for piece in pieces)
@@ -72,7 +72,7 @@ class _RawPieces:
             # no escape and no character has a space inside it
             cut = self.line.find(b" ", at + PIECE, self.end)
             cut = self.end if cut < 0 else cut
-            yield str(_loads(b'"' + self.line[at:cut] + b'"'))
+            yield str(loads(b'"' + self.line[at:cut] + b'"'))
             at = cut
 
 
@@ -105,7 +105,8 @@ def _string_end(line: bytes, start: int) -> int:
     raise BadText("it is not JSON: a string in it does not end")
 
 
-def _loads(data: bytes) -> Any:
+def loads(data: bytes) -> Any:
+    """What JSON in UTF-8 says; BadText where it is none."""
     try:
         return _JSON.decode(data.decode())
     except UnicodeDecodeError as error:
@@ -130,16 +131,17 @@ _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def _string_under(field: str, found: Any) -> str:
     if not isinstance(found, dict):
-        raise BadText(f"it is {_kind(found)}, not an object with a field {field!r}")
+        raise BadText(f"it is {kind_of(found)}, not an object with a field {field!r}")
     if field not in found:
         there = ", ".join(repr(key[:40]) for key in list(found)[:5]) or "no fields at all"
         raise BadText(f"it has no field {field!r}; it has {there}")
     text = found[field]
     if not isinstance(text, str):
-        raise BadText(f"its field {field!r} is {_kind(text)}, not a string")
+        raise BadText(f"its field {field!r} is {kind_of(text)}, not a string")
     return text
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value is called in JSON, with an article."""
     names = {dict: "an object", list: "a list", bool: "a boolean", str: "a string"}
     return "null" if value is None else names.get(type(value), "a number")

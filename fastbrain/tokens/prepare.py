@@ -78,8 +78,9 @@ def prepare(
 
     Args:
         source: a .txt file (one document), a .jsonl file (one to a line), either also packed as
-            .gz or .zst, a .parquet table (one to a row), or a directory of such files, taken in the order of their names. A .bin
-            is a token file: it is used where it lies, and `target` is not touched.
+            .gz or .zst, a .parquet table (one to a row), or a directory of such files, taken in
+            the order of their names. A .bin is a token file: it is used where it lies, and
+            `target` is not touched.
         target: the token file; beside it its record, `<target>.json`.
         tokenizer: a tokenizer, or the path of a tokenizer.json or of a directory with one; None
             will do for a .bin.
