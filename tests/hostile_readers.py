@@ -16,6 +16,7 @@ from fastbrain import TokenFile, TransformerLm
 from fastbrain.commands import inspect, verify
 from fastbrain.errors import FastBrainError
 from fastbrain.formats import rbw
+from fastbrain.formats.hf_import import Directory
 from fastbrain.formats.safetensors_file import check_safetensors_header
 from fastbrain.tokens.sidecar import Sidecar
 from fastbrain.tokens.tokenizer import load_tokenizer
@@ -56,10 +57,11 @@ def restored_moments(path: Path) -> None:
 READERS: dict[str, list[Read]] = {
     f"{NEWEST}/MANIFEST.json": [fault],
     f"{NEWEST}/trainer_state.json": [fault],
-    f"{NEWEST}/config.json": [fault],
+    f"{NEWEST}/config.json": [fault, lambda run: Directory.open(run / NEWEST)],
     f"{NEWEST}/model.safetensors": [
         fault,
         lambda run: check_safetensors_header(run / NEWEST / "model.safetensors"),
+        lambda run: Directory.open(run / NEWEST),
     ],
     "config.toml": [RunDir.open, lambda run: config_files.read_tables(str(run / "config.toml"))],
     "data/corpus.json": [open_corpus],

@@ -126,7 +126,7 @@ def test_the_first_tokens_of_a_file(model, text, capsys):
 
 def test_a_run_is_scored_at_the_length_that_it_learned_with(tmp_path, monkeypatch, capsys):
     run = made(tmp_path / "run")
-    opened = Pretrained(small_model(), None, "checkpoint")
+    opened = Pretrained(small_model(), None, "checkpoint", Path("x"))
     monkeypatch.setattr("fastbrain.training.pretrained.open_pretrained", lambda *_: opened)
     TokenFile.write(tmp_path / "t.bin", np.arange(300) % 280)
     assert found(capsys, run.path, tmp_path / "t.bin")["seq_len"] == 16

@@ -14,8 +14,8 @@ from fastbrain import kernels
 ORDER = [
     "errors", "atomic", "kernels", "precision", "schedule", "stdrng", "tokens", "config", "plan",
     "layers", "moe", "transformer", "fused_adam", "optim", "optimizer_state", "builder",
-    "formats", "sampler", "generate", "parallel", "devices", "losses", "stored_model", "lm", "training",
-    "sweep_arch", "train", "commands", "cli",
+    "formats", "sampler", "generate", "parallel", "devices", "losses", "stored_model", "lm",
+    "training", "sweep_arch", "train", "commands", "cli",
 ]
 # fmt: on
 # these import what takes seconds when they come to need it, so that --help is quick

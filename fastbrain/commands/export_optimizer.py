@@ -1,18 +1,14 @@
 """The optimizer of a checkpoint, put back into a model that was opened without it."""
 
-from pathlib import Path
-
 import torch
 
 from fastbrain.errors import InvalidConfig, InvalidSnapshot
 from fastbrain.formats import huggingface
 from fastbrain.optim import Optimizer
 from fastbrain.training import manifest
-from fastbrain.training.pretrained import Pretrained
+from fastbrain.training.pretrained import CHECKPOINT, Pretrained
 from fastbrain.training.settings import Settings
 from fastbrain.training.snapshot import moments
-
-_CHECKPOINT = "checkpoint "
 
 
 def restore(opened: Pretrained) -> None:
@@ -22,12 +18,12 @@ def restore(opened: Pretrained) -> None:
         InvalidConfig: it came from no checkpoint.
         InvalidSnapshot: its checkpoint is not one that fastbrain wrote.
     """
-    if not opened.source.startswith(_CHECKPOINT):
+    if opened.kind != CHECKPOINT:
         raise InvalidConfig(
             f"--with-optimizer needs a run or a checkpoint, which have an optimizer's state; "
             f"this is {opened.source}"
         )
-    path = Path(opened.source.removeprefix(_CHECKPOINT))
+    path = opened.path
     recorded = manifest.document(path / "trainer_state.json")
     try:
         settings = Settings.from_tables(recorded["config"])

@@ -23,9 +23,9 @@ _EPILOG = """example:
   fastbrain inspect runs/first/checkpoints/step-00002000 --tensors
   fastbrain inspect runs/first --json
 
-PATH is a run, a checkpoint, or any file of one: weights, optimizer states and adapters (.rbw,
-.opt, .rbl, .safetensors, .gguf), token files (.bin), packed instructions, tokenizers, configurations, manifests, metrics. What a file is
-is told from its content.
+PATH is a run, a checkpoint, a model, or any file of one: weights, optimizer states and adapters
+(.rbw, .opt, .rbl, .safetensors, .gguf), token files (.bin), packed instructions (.packed),
+tokenizers, configurations, manifests, metrics. What a file is is told from its content.
 Exit codes: 0 whole, or nothing can tell; 1 damaged; 2 nothing of fastbrain's, or unreadable."""
 
 

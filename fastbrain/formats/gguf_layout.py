@@ -103,16 +103,6 @@ def fitting(config: TransformerConfig, weights: Sequence[tuple[str, Tensor]]) ->
     return dict(weights)
 
 
-def interleaved(head: Tensor) -> Tensor:
-    """The rows of a head from ours to GGUF's order: 0 1 2 3 to 0 2 1 3."""
-    return head.view(2, -1, head.shape[1]).transpose(0, 1).reshape(head.shape)
-
-
-def half_split(head: Tensor) -> Tensor:
-    """The rows of a head from GGUF's order to ours: what `interleaved` did, undone."""
-    return head.view(-1, 2, head.shape[1]).transpose(0, 1).reshape(head.shape)
-
-
 def _name(piece: Piece) -> str:
     found = _BLOCK_NAME.fullmatch(piece.name)
     if found is None:

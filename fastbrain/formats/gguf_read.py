@@ -19,10 +19,10 @@ from fastbrain.formats.gguf_layout import (
     ROPE_FACTORS,
     GgufTensor,
     fitting,
-    half_split,
     layout,
 )
 from fastbrain.formats.gguf_tokenizer import read_tokenizer
+from fastbrain.formats.hf_layout import half_split
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
 _MOST_FACTORS = 4_096
@@ -86,7 +86,7 @@ class GgufModel:
                 for part in tensor.parts:
                     for rows in tensor.blocks():
                         block = _take(file, entry, rows.stop - rows.start, name)
-                        values = half_split(block) if tensor.heads else block
+                        values = half_split(block, len(block)) if tensor.heads else block
                         assign(views[part][rows], values.numpy())
 
     def tokenizer_files(self) -> TokenizerFiles | None:

@@ -21,11 +21,11 @@ from fastbrain.formats.gguf_layout import (
     GgufTensor,
     architecture,
     fitting,
-    interleaved,
     layout,
 )
 from fastbrain.formats.gguf_rope import rope_factors
 from fastbrain.formats.gguf_tokenizer import tokenizer_keys
+from fastbrain.formats.hf_layout import interleaved
 from fastbrain.tokens.sidecar import sweep
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
@@ -162,7 +162,7 @@ def _packed(
     for part in tensor.parts:
         for rows in tensor.blocks():
             block = views[part].detach()[rows]
-            values = to_floats(interleaved(block) if tensor.heads else block)
+            values = to_floats(interleaved(block, len(block)) if tensor.heads else block)
             if kind == "Q8_0":
                 _check_range(values, name)
             packed: NDArray[Any] = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])

@@ -1,9 +1,9 @@
 """Checkpoint directories as Hugging Face reads them: configuration files, and tensors by name.
 
-A dense directory loads in transformers as it is. One of a mixture of experts, or with adapters beside
-the weights, carries a `model_type` of our own, which transformers refuses by name, because the nearest of its classes would compute
-something else without a word. Every config.json also holds our own configuration, under
-`fastbrain`, so that nothing is inferred.
+A dense directory loads in transformers as it is. One of a mixture of experts, or with adapters
+beside the weights, carries a `model_type` of our own, which transformers refuses by name, because
+the nearest of its classes would compute something else without a word. Every config.json also holds
+our own configuration, under `fastbrain`, so that nothing is inferred.
 """
 
 from collections.abc import Iterable, Sequence

@@ -2,8 +2,8 @@
 
     RBOPT001 | u64 P | u64 step | P times (u64 rows, u64 cols, first moments, second moments)
 
-Moments are FP32, row by row, in the order of the weights file. A frozen tensor is 0 x 0. The kind of optimizer and its
-settings are not recorded, so an Adam file loads under Lion.
+Moments are FP32, row by row, in the order of the weights file. A frozen tensor is 0 x 0. The kind
+of optimizer and its settings are not recorded, so an Adam file loads under Lion.
 """
 
 import os

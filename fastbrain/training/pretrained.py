@@ -1,6 +1,5 @@
 """Any model that fastbrain can read, opened by its path, with its tokenizer where it has one."""
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,13 +11,26 @@ from fastbrain.tokens.tokenizer_files import TokenizerFiles
 from fastbrain.training import manifest, run_dir
 from fastbrain.training.run_dir import Checkpoint, NoCheckpoint, RunDir
 
+CHECKPOINT = "checkpoint"
+
 
 class Pretrained(NamedTuple):
-    """A model on the CPU, its tokenizer, and in words what was opened."""
+    """A model on the CPU, its tokenizer, and what was opened.
+
+    Attributes:
+        kind: "checkpoint", "directory", "weights" or "GGUF model".
+        path: of the directory or file that was read; of a run, its checkpoint.
+    """
 
     model: TransformerLm
     files: TokenizerFiles | None
-    source: str
+    kind: str
+    path: Path
+
+    @property
+    def source(self) -> str:
+        """What was opened, in words."""
+        return f"{self.kind} {self.path}"
 
 
 def open_pretrained(
@@ -45,34 +57,32 @@ def open_pretrained(
     if not path.is_dir():
         return _file(path, files)
     if run_dir.exists(path):
-        path = _of_run(RunDir.open(path), step).path
+        return _directory(_of_run(RunDir.open(path), step).path, files, CHECKPOINT)
     if (path / manifest.NAME).exists():
         _require_intact(path)
-    what = "checkpoint" if (path / manifest.NAME).exists() else "directory"
-    return _directory(path, files, what)
+        return _directory(path, files, CHECKPOINT)
+    return _directory(path, files, "directory")
 
 
 def _file(path: Path, files: TokenizerFiles | None) -> Pretrained:
     if path.suffix == ".rbw":
         files = files or _beside(path.parent)
-        return Pretrained(TransformerLm.load_bin(path), files, f"weights {path}")
+        return Pretrained(TransformerLm.load_bin(path), files, "weights", path)
     if path.suffix == ".gguf":
         files = files or GgufModel.open(path).tokenizer_files()
-        return Pretrained(TransformerLm.from_pretrained(path), files, f"GGUF model {path}")
+        return Pretrained(TransformerLm.from_pretrained(path), files, "GGUF model", path)
     raise InvalidConfig(
         f"{path} is no model that fastbrain opens: give a run, a checkpoint, a Hugging Face "
         "directory, or a file ending in .rbw or .gguf"
     )
 
 
-def _directory(path: Path, files: TokenizerFiles | None, what: str) -> Pretrained:
+def _directory(path: Path, files: TokenizerFiles | None, kind: str) -> Pretrained:
     if not (path / "config.json").is_file():
         raise InvalidConfig(
             f"{path} is neither a run (it has no config.toml) nor a model (it has no config.json)"
         )
-    return Pretrained(
-        TransformerLm.from_pretrained(path), files or _beside(path), f"{what} {os.fspath(path)}"
-    )
+    return Pretrained(TransformerLm.from_pretrained(path), files or _beside(path), kind, path)
 
 
 def _beside(folder: Path) -> TokenizerFiles | None:

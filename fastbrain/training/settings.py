@@ -220,7 +220,8 @@ class Settings:
         if not data.train:
             raise InvalidConfig(
                 "data.train is missing: say which text to train on, for example "
-                "data.train=corpus.txt (text, .jsonl, .parquet, a folder of them, or a token file .bin)"
+                "data.train=corpus.txt (text, .jsonl, .parquet, a folder of them, or a token file "
+                ".bin)"
             )
         lengths = ("max_steps", "max_tokens", "epochs")
         given = [f"train.{name}" for name in lengths if getattr(train, name) is not None]
