@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.shapes import CARD
-from fastbrain.config import TransformerConfig
+from fastbrain.config import LoraConfig, TransformerConfig
 from fastbrain.errors import InvalidConfig, SequenceTooLong
 from fastbrain.plan import CARDS, find_card, known_card, plan, remedies
 from fastbrain.plan.shares import attention_share, expert_share, simulated
@@ -153,6 +153,11 @@ def test_cards_are_found_by_key_and_by_device_name():
         ({"seq": 1.5}, InvalidConfig, "seq must be a whole number above 0, got 1.5"),
         ({"accumulate": True}, InvalidConfig, "accumulate must be a whole number"),
         ({"config": replace(DENSE, n_layers=10_001)}, InvalidConfig, "n_layers must be at most"),
+        (
+            {"config": replace(DENSE, lora=LoraConfig(8))},
+            InvalidConfig,
+            "a plan is of training whole",
+        ),
         ({"seq": 2048}, SequenceTooLong, "max_seq_len of 1024"),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_header_that_is_no_header_is_refused_at_once(file, text, kind, message
             "in its header, n_heads must be a multiple of n_kv_heads",
         ),
         ({"causal": False}, InvalidConfig, "in its header, config.causal is false"),
-        ({"lora": {"rank": 4}}, InvalidConfig, "in its header, config.lora is {'rank': 4}"),
+        ({"lora": {"rank": 4}}, Serde, "in its header, config.lora lacks the key alpha"),
     ],
 )
 def test_a_hostile_configuration_is_refused_at_once(file, changes, kind, message):

@@ -101,7 +101,8 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(TransformerConfig)])
+# adapters are no part of a shape
+@pytest.mark.parametrize("field", [f.name for f in fields(TransformerConfig) if f.name != "lora"])
 def test_every_field_of_the_shape_can_be_said(field):
     words, value = FLAGS[field]
     assert getattr(asked(words).config, field) == value

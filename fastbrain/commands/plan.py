@@ -12,7 +12,7 @@ from fastbrain.commands.plan_columns import side_by_side
 from fastbrain.commands.plan_text import report
 from fastbrain.errors import FastBrainError
 from fastbrain.plan import CARDS, THIS_MACHINE
-from fastbrain.training.config_files import shipped_names
+from fastbrain.training.config_files import shipped_shapes
 
 DONE, REFUSED = 0, 2
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the arguments of `plan`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG.format(
-        names=", ".join(shipped_names()), cards=", ".join(CARDS), machine=THIS_MACHINE
+        names=", ".join(shipped_shapes()), cards=", ".join(CARDS), machine=THIS_MACHINE
     )
     # under this name words from between and after the options join them
     parser.add_argument(

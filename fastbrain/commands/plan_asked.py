@@ -104,7 +104,7 @@ def planned(options: argparse.Namespace) -> list[Planned]:
     budget = _read("--budget-mib", options.budget_mib, whole(0))
     names, overrides = _sorted(options.overrides)
     if options.compare and len(names) < 2:
-        names += [each for each in config_files.shipped_names() if each not in names]
+        names += [each for each in config_files.shipped_shapes() if each not in names]
     if options.card == ALL:
         if len(names) > 1:
             raise InvalidConfig(

@@ -125,12 +125,18 @@ def plan(
         accumulate: micro-batches of a step.
 
     Raises:
-        InvalidConfig: the card is not known, or a number is not a whole one above 0.
+        InvalidConfig: the card is not known, a number is not a whole one above 0, or the model
+            has adapters, of which nothing is predicted.
         SequenceTooLong: `seq` exceeds the model's `max_seq_len`.
     """
     for name, value in (("batch", batch), ("seq", seq), ("accumulate", accumulate)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidConfig(f"{name} must be a whole number above 0, got {value!r}")
+    if config.lora is not None:
+        raise InvalidConfig(
+            "a plan is of training whole, and this model has adapters: leave lora out; with "
+            "adapters it takes less memory and no less time"
+        )
     if config.n_layers > MOST_LAYERS:
         raise InvalidConfig(
             f"n_layers must be at most {MOST_LAYERS:,} for a plan, got {config.n_layers:,}; layers "

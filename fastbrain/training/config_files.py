@@ -49,6 +49,11 @@ def shipped_names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
+def shipped_shapes() -> list[str]:
+    """Those of them that are of a model to build; the others go on from one."""
+    return [name for name in shipped_names() if "model" in read_tables(name)]
+
+
 def overridden(tables: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The tables with `table.key=value` arguments put over them; the input is left alone.
 
