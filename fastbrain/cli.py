@@ -66,9 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_arguments(verb)
         verb.set_defaults(execute=module.run)
     options = command.parse(parser, arguments)
-    if "execute" in options:
-        return _said(options.execute, options)
-    return command.execute(options, _train)
+    try:
+        if "execute" in options:
+            return _said(options.execute, options)
+        return command.execute(options, _train)
+    except KeyboardInterrupt:
+        # while torch is being imported, or data made: there is nothing to save yet
+        print("fastbrain: interrupted", file=sys.stderr)
+        return command.INTERRUPTED
 
 
 def _said(execute: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

@@ -16,6 +16,10 @@ from fastbrain.errors import InvalidConfig
 # the largest number that rounds to a finite 32-bit float
 _LARGEST_FLOAT32 = 3.4028235677973362e38
 
+# more than any model has; the rotary table of a damaged file's number would fill the memory
+MOST_POSITIONS = 2**21
+_MOST_ROTARY = 2**28
+
 
 class ParameterCounts(NamedTuple):
     """How many parameters there are, and how many of them one token touches."""
@@ -99,6 +103,10 @@ class LoraConfig:
         _round_floats(self)
         if self.rank < 1:
             raise InvalidConfig(f"lora.rank must be at least 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise InvalidConfig(
+                f"lora.alpha must be above 0, or the adapters do nothing; got {self.alpha:g}"
+            )
         if not 0 <= self.seed < 2**63:
             raise InvalidConfig(f"lora.seed must be from 0 to 2**63 - 1, got {self.seed}")
 
@@ -152,6 +160,12 @@ class TransformerConfig:
                 f"n_heads must be a multiple of n_kv_heads, so that every key-value head serves "
                 f"as many query heads; got {self.n_heads} and {self.n_kv_heads}"
             )
+        if self.max_seq_len > MOST_POSITIONS or self.max_seq_len * self.head_dim > _MOST_ROTARY:
+            raise InvalidConfig(
+                f"max_seq_len must be at most {MOST_POSITIONS:,}, and with head_dim at most "
+                f"{_MOST_ROTARY:,} numbers of the rotary table; got {self.max_seq_len:,} and "
+                f"head_dim {self.head_dim:,}"
+            )
         if self.head_dim % 2:
             raise InvalidConfig(
                 f"head_dim must be even, because rotary embedding turns pairs of channels; "
@@ -172,12 +186,30 @@ class TransformerConfig:
                     f"{self.num_experts}; got {self.experts_per_token}"
                 )
             _require_positive(self, "moe_d_ff")
+        if self.lora is not None:
+            self._check_rank(self.lora.rank)
         _require_positive(self, "rope_base", "rmsnorm_eps")
         for name in ("aux_loss_weight", "router_z_loss_weight"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(
                     f"{name} must not be negative, got {getattr(self, name)}; 0 switches it off"
                 )
+
+    def _check_rank(self, rank: int) -> None:
+        widths = {
+            "d_model": self.d_model,
+            "n_heads * head_dim": self.n_heads * self.head_dim,
+            "n_kv_heads * head_dim": self.n_kv_heads * self.head_dim,
+            "d_ff": self.d_ff,
+        }
+        if self.moe_layers:
+            widths["moe_d_ff"] = self.moe_d_ff
+        narrowest = min(widths, key=lambda name: widths[name])
+        if rank > widths[narrowest]:
+            raise InvalidConfig(
+                f"lora.rank must be at most the narrowest side of a projection, {narrowest}, "
+                f"which is {widths[narrowest]}; got {rank}"
+            )
 
     def is_moe(self, layer: int) -> bool:
         """Whether this layer's feed-forward is a mixture of experts."""

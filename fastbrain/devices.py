@@ -32,7 +32,7 @@ def claim_cuda(device: int, needed_bytes: int, budget_mib: int) -> None:
     """
     if not torch.cuda.is_available() or device >= torch.cuda.device_count():
         raise UnsupportedCuda(
-            f"there is no CUDA device {device} here; train on the CPU, or check the driver and "
+            f"there is no CUDA device {device} here; use the CPU, or check the driver and "
             "that PyTorch is a CUDA build"
         )
     capability = torch.cuda.get_device_capability(device)

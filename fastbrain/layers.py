@@ -101,8 +101,11 @@ class Weight(nn.Module):
         if self.adapter is None:
             return self.weight, self.operand(dtype)
         if torch.is_grad_enabled():
+            self._folded = None  # training needs the memory
             return _with_shadow(self.adapter.fold(self.weight), dtype)
         # decoding asks for it at every token
+        _watch_optimizers()
+        _shadowed.update(map(id, self.parameters()))
         key = (dtype, *((p.data_ptr(), p._version) for p in self.parameters()))
         if self._folded is None or self._folded[0] != key:
             self._folded = key, _with_shadow(self.adapter.fold(self.weight), dtype)
@@ -116,7 +119,7 @@ def _with_shadow(folded: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | N
     return folded, None if dtype == folded.dtype else folded.detach().to(dtype)
 
 
-# ids of masters that have had a shadow; one that has died does no harm
+# ids of masters that have had a shadow, or were folded into one; one that has died does no harm
 _shadowed: set[int] = set()
 
 

@@ -253,13 +253,13 @@ class TransformerLm(StoredModel):
             raise TokenOutOfRange(largest, self.config.vocab_size)
 
     def _before_update(self) -> None:
-        if self._quantized_file is not None:
+        if self.quantized_file is not None:
             warnings.warn(
-                f"training on from {self._quantized_file}, whose weights were rounded to 8 bits: "
+                f"training on from {self.quantized_file}, whose weights were rounded to 8 bits: "
                 "the loss will be a little worse than it was; resume from an F32 checkpoint",
                 stacklevel=3,
             )
-            self._quantized_file = None
+            self.quantized_file = None
 
     def _to(self, device: torch.device) -> None:
         self.module.to(device)

@@ -58,11 +58,9 @@ class OptimizerState:
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """First and second moments by parameter name; writing to them writes the state."""
-        if not self._moments:
-            self._moments = {
-                name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach()))
-                for name, p in self._trainable()
-            }
+        for name, p in self._trainable():
+            if name not in self._moments:
+                self._moments[name] = torch.zeros_like(p.detach()), torch.zeros_like(p.detach())
         first = {name: m for name, (m, _) in self._moments.items()}
         return first, {name: v for name, (_, v) in self._moments.items()}
 

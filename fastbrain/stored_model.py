@@ -35,6 +35,7 @@ class StoredModel:
         config: the shape; only `add_lora` and `merge_lora` change it.
         module: the `torch.nn.Module` (see `fastbrain.transformer.Transformer`).
         optimizer: a plain value, read afresh at each step.
+        quantized_file: the file that the weights came from, where they were rounded to 8 bits.
     """
 
     config: TransformerConfig
@@ -42,7 +43,7 @@ class StoredModel:
     optimizer: Optimizer
     _state: OptimizerState
     _mixed_precision: bool | None
-    _quantized_file: str | None
+    quantized_file: str | None
 
     def _build(
         self,
@@ -61,7 +62,7 @@ class StoredModel:
         self.optimizer = copy(optimizer) if optimizer else Optimizer.adam(3e-4)
         self._state = OptimizerState(self.module)
         self._mixed_precision = None
-        self._quantized_file = None
+        self.quantized_file = None
         if mixed_precision is not None:
             self.set_mixed_precision(mixed_precision)
 
@@ -116,7 +117,7 @@ class StoredModel:
         rbw.read_tensors(path, header, model.weights())
         model._state.set_step(header.optimizer_step)
         if header.precision is Precision.Q8:
-            model._quantized_file = str(path)
+            model.quantized_file = str(path)
         return model
 
     def save_optimizer_state(self, path: Any) -> None:
@@ -164,15 +165,16 @@ class StoredModel:
             out: the directory; it appears once it is complete.
             files: the tokenizer to put beside the weights.
             arch: "llama", "ernie4_5_moe", "qwen2_moe", or "auto": llama for a dense model and
-                ernie4_5_moe for a mixture of experts.
+                ernie4_5_moe for a mixture of experts. "own" holds any model, and is read by
+                fastbrain alone where there are experts.
             dtype: "float32" or "bfloat16".
             max_shard_bytes: a weights file larger than this is split.
             force: take the place of what is at `out`.
 
         Raises:
-            InvalidConfig: the architecture cannot hold this model, or an adapter is attached:
-                merge it first.
-            Io: `out` exists, or cannot be written.
+            InvalidConfig: the architecture cannot hold this model, `out` exists, or an adapter is
+                attached: merge it first.
+            Io: `out` cannot be written.
         """
         if self.config.lora is not None:
             raise InvalidConfig(
@@ -250,6 +252,9 @@ class StoredModel:
 
     def load_lora(self, path: StrPath) -> None:
         """Restores adapters into those attached, which must have their rank, alpha and seed.
+
+        Moments and the step counter stay as they are: load an optimizer state, or add the adapters
+        anew, before training on.
 
         Raises:
             InvalidSnapshot: no adapter is attached, or the file's is of other settings or of

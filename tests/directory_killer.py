@@ -7,6 +7,7 @@ program of its own because a process with other threads should not fork.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from fastbrain.errors import InvalidConfig
 from fastbrain.formats.whole_directory import write_whole
 
 OLD = {"config.json": b"{}", "old.txt": b"old"}
+KNOWN = re.compile(r"config\.json|\w+\.txt")
 NEW = {"config.json": b"{1}", "a.txt": b"a" * 100, "b.txt": b"b" * 100}
 
 
@@ -31,7 +33,7 @@ def write(target: Path, files: dict[str, bytes] = NEW, *, force: bool = True) ->
         for name, data in files.items():
             atomic.write_new(directory / name, [data])
 
-    write_whole(target, fill, marker="config.json", force=force)
+    write_whole(target, fill, known=KNOWN, force=force)
 
 
 def write_nothing(target: Path) -> None:
@@ -41,7 +43,7 @@ def write_nothing(target: Path) -> None:
         raise Untouched
 
     with suppress(Untouched, InvalidConfig):
-        write_whole(target, fill, marker="config.json")
+        write_whole(target, fill)
 
 
 def held(target: Path) -> dict[str, bytes] | None:

@@ -319,3 +319,36 @@ def test_the_template_of_the_page_is_the_one_that_is_used():
     files = byte_level()
     for messages in CONVERSATIONS.values():
         assert ChatTemplate(files, shown).encode(messages) == ChatTemplate(files).encode(messages)
+
+
+def test_a_tokenizer_that_cuts_texts_cuts_no_conversation():
+    files = byte_level()
+    cutting = Tokenizer.from_str(files.tokenizer.to_str())
+    cutting.enable_truncation(5)
+    messages = said("Name a color.", "Blue.")
+    found = ChatTemplate(TokenizerFiles(cutting, files.eos, files.pad)).encode(messages)
+    assert found == ChatTemplate(files).encode(messages)
+
+
+def test_a_special_token_that_begins_as_another_does_is_itself():
+    tokenizer = train_tokenizer(["user and assistant " * 50], 300)
+    tokenizer.add_special_tokens(["<a", "<a>"])
+    files = TokenizerFiles(tokenizer, "<|endoftext|>", "<|pad|>")
+    source = "{% for m in messages %}<a>{{ m.content }}<|im_end|>{% endfor %}"
+    ids = ChatTemplate(files, source).encode(said("Q", "Yes")).ids
+    part, whole = (tokenizer.token_to_id(text) for text in ("<a", "<a>"))
+    assert (ids.count(part), ids.count(whole)) == (0, 2)
+
+
+def test_ends_within_a_conversation_and_at_its_close_are_both_known():
+    end = "{{ '<|eot_id|>' if loop.last else '<|im_end|>' }}"
+    files = byte_level()
+    template = ChatTemplate(files, "{% for m in messages %}{{ m.content }}" + end + "{% endfor %}")
+    id = files.tokenizer.token_to_id
+    assert set(template.end_ids) == {files.eos_id, id("<|im_end|>"), id("<|eot_id|>")}
+
+
+@pytest.mark.parametrize("text", ["Call me Ishmael.", "{{ messages[0]['role'] }}"])
+def test_a_template_that_shows_no_messages_is_refused(text):
+    with pytest.raises(InvalidConfig, match="does not show what messages say"):
+        ChatTemplate(byte_level(), text)

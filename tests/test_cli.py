@@ -125,3 +125,14 @@ def test_a_reader_that_has_had_enough_is_no_error():
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_ctrl_c_before_there_is_anything_to_save_is_a_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "execute", interrupted)
+    assert cli.main(["train", "tiny-cpu", "data.train=x"]) == 130
+    monkeypatch.setattr(cli, "_said", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "fastbrain: interrupted\n" * 2

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixture_models import FIXTURES
 from instruction_runs import base, files, pairs
 from training_runs import bits, checkpoint, entered, numbers
 
-from fastbrain import Sampler, TransformerLm, cli
+from fastbrain import InvalidConfig, Sampler, TransformerLm, cli
 from fastbrain.tokens.chat_template import ChatTemplate
 from fastbrain.tokens.packed_file import PackedFile
 from fastbrain.training import metrics
@@ -180,7 +181,7 @@ def test_the_same_command_goes_on_with_the_run(capsys):
         (["model.d_model=64"], "model.d_model is 64, and the model in train.init has 32"),
         (["data.seq_len=65"], "model.max_seq_len must be at least data.seq_len, which is 65"),
         (["--lora-rank=0"], "lora.rank must be at least 1, got 0"),
-        (["--lora-alpha=2"], "lora must be a table with rank"),
+        (["--lora-alpha=2"], "--lora-alpha is of adapters: give --lora-rank as well"),
         (["--template=none.jinja"], "data.template: there is no file or folder"),
         (["--epochs=2", "train.max_steps=3"], "has train.max_steps and train.epochs"),
         (["data.seq_len=10"], "pairs.jsonl, line 1"),
@@ -222,3 +223,51 @@ def test_training_on_text_may_begin_from_a_model_too():
     before, after = start.model.weights(), found.model.weights()
     changes = [(a - b).abs().max() for (_, a), (_, b) in zip(after, before, strict=True)]
     assert 0 < max(changes) < 1e-2
+
+
+def test_the_tokenizer_of_a_run_is_shown_with_its_template(capsys):
+    assert sft("shown", "dense", "train.max_steps=1") == 0
+    capsys.readouterr()
+    assert cli.main(["tokenizer", "show", "shown", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["chat_template"] is True
+    assert found["ends"] == list(open_pretrained("shown").files.ends)
+
+
+def test_a_run_that_was_made_shorter_than_it_is_is_refused(capsys):
+    assert sft("long", "dense", "train.max_steps=8") == 0
+    assert cli.main(["resume", "long", "--override", "train.max_steps=4"]) == 2
+    assert "the run would have 4 steps, and 8 are done" in capsys.readouterr().err
+    # fewer rows make fewer steps of as many epochs
+    assert sft("rows", "dense", "--epochs=1") == 0
+    steps = len(losses("rows"))
+    Path("few.jsonl").write_text("".join(Path("pairs.jsonl").read_text().splitlines(True)[:12]))
+    few = ["--override", "data.train=few.jsonl"]
+    assert cli.main(["resume", "rows", *few]) == 2
+    assert f"and {steps} are done" in capsys.readouterr().err
+    assert cli.main(["resume", "rows", *few, "--override", "train.epochs=9"]) == 0
+    said = capsys.readouterr().out
+    assert f"the run had {steps} steps and now has {len(losses('rows'))}" in said
+    assert "The learning rate at step" in said
+
+
+def test_what_a_model_lacks_is_told_before_anything_is_made(capsys):
+    model = TransformerLm.from_pretrained("dense")
+    Path("bare").mkdir()
+    model.save_bin("bare/model.rbw")
+    assert sft("bare-run", "bare/model.rbw") == 2
+    assert "weights bare/model.rbw has no tokenizer beside it" in capsys.readouterr().err.replace(
+        str(Path.cwd()) + "/", ""
+    )
+    more = ["--tokenizer=dense/tokenizer.json", "train.max_steps=1"]
+    assert sft("bare-run", "bare/model.rbw", *more) == 0
+    with torch.no_grad():
+        model.module.norm.weight[3] = float("nan")
+    model.save_bin("bare/nan.rbw")
+    assert sft("nan", "bare/nan.rbw", *more) == 2
+    assert "model.norm.weight holds values that are not finite numbers" in capsys.readouterr().err
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused():
+    with pytest.raises(InvalidConfig, match=r"the tokenizer has 300 tokens, and weights .* of 61"):
+        open_pretrained(FIXTURES / "dense" / "trained.rbw", "dense")

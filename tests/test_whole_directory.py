@@ -86,18 +86,20 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_models(tmp_
     home = tmp_path / "home"
     (home / "papers").mkdir(parents=True)
     (home / "config.json").write_text("{}")
-    with pytest.raises(InvalidConfig, match="home is no directory of a model alone"):
+    with pytest.raises(InvalidConfig, match="home is not replaced, because it has papers in it"):
         write(home)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(InvalidConfig, match=r"it has no config\.json"):
-        write(empty)
+    noted = tmp_path / "noted"
+    write(noted, OLD)
+    (noted / "README.md").write_text("what I found out")
+    with pytest.raises(InvalidConfig, match=r"it has README\.md in it, which would be lost"):
+        write(noted)
+    assert (noted / "README.md").exists()
     (tmp_path / "file").write_text("text")
     with pytest.raises(InvalidConfig, match="file is not a directory"):
         write(tmp_path / "file")
     assert held(target) == OLD
     assert (home / "papers").is_dir()
-    assert names(tmp_path) == ["empty", "file", "home", "out"]
+    assert names(tmp_path) == ["file", "home", "noted", "out"]
 
 
 def test_a_link_is_followed_and_stays(tmp_path):
@@ -118,6 +120,31 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_pat
         (tmp_path / name).mkdir()
     write(tmp_path / "out")
     assert names(tmp_path) == [*sorted(left), "out"]
+
+
+@pytest.fixture
+def dead():
+    """The id of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_leftovers_are_told_by_their_name_as_it_is_written(tmp_path, dead):
+    (tmp_path / f".tmp-a[b]-{dead}-0a0b").mkdir()
+    (tmp_path / f".tmp-ab-{dead}-0a0b").mkdir()
+    write(tmp_path / "a[b]")
+    assert names(tmp_path) == [f".tmp-ab-{dead}-0a0b", "a[b]"]
+
+
+def test_leftovers_of_another_user_may_be_of_the_living(tmp_path, dead, monkeypatch):
+    def kill(pid, signal):
+        raise PermissionError(1, "Operation not permitted")
+
+    (tmp_path / f".tmp-out-{dead}-0a0b").mkdir()
+    monkeypatch.setattr(os, "kill", kill)
+    write(tmp_path / "out")
+    assert names(tmp_path) == [f".tmp-out-{dead}-0a0b", "out"]
 
 
 def test_a_parent_that_is_not_there_is_named(tmp_path):

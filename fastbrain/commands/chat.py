@@ -56,6 +56,8 @@ def _chat(options: argparse.Namespace) -> int:
     n = at_least(1, "--max-tokens", options.max_tokens)
     sampler = generate_options.sampler(options)
     found = generate_options.opened(options)
+    if sys.stdin is None:
+        raise InvalidConfig("standard input is closed, and what to answer is read from it")
     if found.files is None:
         raise InvalidConfig(f"{found.source} has no tokenizer beside it: name one with --tokenizer")
     from fastbrain.commands.chat_session import Session

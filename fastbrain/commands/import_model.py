@@ -51,6 +51,11 @@ def _import(options: argparse.Namespace) -> int:
         raise InvalidConfig(f"{out} exists already; add --force, or choose another name")
     if not out.absolute().parent.is_dir():
         raise InvalidConfig(f"there is no directory {out.absolute().parent} to write into")
+    if out.suffix in (".gguf", ".safetensors", ".bin", ".json"):
+        raise InvalidConfig(
+            f"{out} would be a directory with the name of a file; leave {out.suffix} away, or end "
+            "in .rbw for a file"
+        )
     opened = open_pretrained(options.source, options.tokenizer)
     merged = opened.model.config.lora is not None
     if merged:

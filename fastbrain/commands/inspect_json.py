@@ -15,6 +15,7 @@ from fastbrain.formats import strict_toml
 from fastbrain.formats.header import config_from_object
 from fastbrain.formats.strict_json import loads
 from fastbrain.tokens.tokenizer import load_tokenizer
+from fastbrain.training.settings import shape
 
 # a document of one byte may take thirty once it is parsed
 MAX_BYTES = 1 << 20
@@ -105,7 +106,7 @@ def shape_of(tables: Mapping[str, Any], finding: Finding) -> dict[str, Any]:
     if not isinstance(model, dict):
         return {}
     try:
-        return model_facts(TransformerConfig(**model))
+        return model_facts(shape(model))
     except (ValueError, TypeError) as error:  # the plain one for a number of thousands of digits
         finding.notes.append(f"its [model] alone does not make a shape: {clean(str(error))}")
         return {}

@@ -12,7 +12,7 @@ from fastbrain.plan import CARDS, Card, Plan, Remedy, find_card, plan, remedies
 from fastbrain.sweep_arch.values import tokens, whole
 from fastbrain.training import config_files
 from fastbrain.training.rules import MOST
-from fastbrain.training.settings import DataSettings, Settings
+from fastbrain.training.settings import LENGTHS, DataSettings, Settings
 
 ALL = "all"
 DEFAULT = "default model"
@@ -157,6 +157,10 @@ def _shape(name: str, label: str, overrides: list[str], seq: int | None) -> Shap
     read = config_files.read_tables(name) if name else builder
     tables = config_files.overridden(read, overrides)
     train = _table(tables, "train")
+    if train.get("init") or _table(tables, "data").get("kind") == "instructions":
+        raise InvalidConfig(
+            f"{label} goes on from another model, whose shape is not said there: plan that one"
+        )
     settings = Settings.from_tables(_filled(tables, DataSettings.seq_len if name else _SEQ, seq))
     return Shape(
         label,
@@ -192,7 +196,7 @@ def _filled(tables: Mapping[str, Any], usual: int, seq: int | None) -> dict[str,
 
 
 def _length(train: Mapping[str, Any]) -> bool:
-    return train.get("max_steps") is not None or train.get("max_tokens") is not None
+    return any(train.get(name) is not None for name in LENGTHS)
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -15,6 +15,10 @@ from fastbrain.training.command import DONE
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from fastbrain.tokens.tokenizer_files import TokenizerFiles
+
+_PATH_HELP = "tokenizer.json, a folder with one, a run, or a .gguf file"
+
 _EPILOG = """example:
   fastbrain tokenizer train corpus.txt tokenizer.json --vocab-size 4096
   fastbrain tokenizer show tokenizer.json
@@ -56,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--field", default="text", help="where a row has its text (text)")
     train.add_argument("--force", action="store_true", help="replace the one that is there")
     show = _verb(verbs, "show", "say what it is", _SHOW, _show)
-    show.add_argument("path", metavar="PATH", help="tokenizer.json, or a folder with one")
+    show.add_argument("path", metavar="PATH", help=_PATH_HELP)
     encode = _verb(verbs, "encode", "text into ids", _ENCODE, _encode)
-    encode.add_argument("path", metavar="PATH", help="tokenizer.json, or a folder with one")
+    encode.add_argument("path", metavar="PATH", help=_PATH_HELP)
     encode.add_argument("text", metavar="TEXT", help="- is standard input")
     encode.add_argument("--special", action="store_true", help="read <|...|> as a special token")
     decode = _verb(verbs, "decode", "ids into text", _DECODE, _decode)
-    decode.add_argument("path", metavar="PATH", help="tokenizer.json, or a folder with one")
+    decode.add_argument("path", metavar="PATH", help=_PATH_HELP)
     decode.add_argument("ids", metavar="IDS", help="with commas or blanks; - is standard input")
 
 
@@ -104,14 +108,10 @@ def _train(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from fastbrain.tokens.tokenizer import load_tokenizer, tokenizer_sha256
-    from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
     path = _path(options.path)
-    tokenizer = load_tokenizer(path)
-    try:
-        files: TokenizerFiles | None = TokenizerFiles.read(path)
-    except InvalidConfig:  # it has no token that could end a text
-        files = None
+    files = _files(path)
+    tokenizer = load_tokenizer(path) if files is None else files.tokenizer
     spec = json.loads(tokenizer.to_str())
     special = {
         token.content: id
@@ -140,9 +140,8 @@ def _show(options: argparse.Namespace) -> int:
 
 def _encode(options: argparse.Namespace) -> int:
     from fastbrain.tokens.encode import plain
-    from fastbrain.tokens.tokenizer import load_tokenizer
 
-    tokenizer = plain(load_tokenizer(_path(options.path)))
+    tokenizer = plain(_loaded(_path(options.path)))
     tokenizer.encode_special_tokens = not options.special
     found = tokenizer.encode(_text(options.text), add_special_tokens=False)
     if options.json:
@@ -155,9 +154,8 @@ def _encode(options: argparse.Namespace) -> int:
 
 def _decode(options: argparse.Namespace) -> int:
     from fastbrain.commands.generate_prompts import parsed_ids
-    from fastbrain.tokens.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(_path(options.path))
+    tokenizer = _loaded(_path(options.path))
     ids = parsed_ids(_text(options.ids), "IDS")
     for id in ids:
         if tokenizer.id_to_token(id) is None:
@@ -167,12 +165,40 @@ def _decode(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _loaded(path: Path) -> "Tokenizer":
+    from fastbrain.tokens.tokenizer import load_tokenizer
+
+    files = _files(path)
+    return load_tokenizer(path) if files is None else files.tokenizer
+
+
+def _files(path: Path) -> "TokenizerFiles | None":
+    """A tokenizer with what is said beside it; None where no token of it could end a text."""
+    from fastbrain.formats.gguf_read import GgufModel
+    from fastbrain.tokens.tokenizer_files import TokenizerFiles
+    from fastbrain.training import manifest
+    from fastbrain.training.vocabulary import Vocabulary
+
+    if path.suffix == ".gguf":
+        found = GgufModel.open(path).tokenizer_files()
+        if found is None:
+            raise InvalidConfig(f"{path} has no tokenizer in it")
+        return found
+    record = path.with_name("corpus.json")
+    if path.is_file() and record.is_file():  # of a run
+        return Vocabulary.open(path, manifest.document(record)).files
+    try:
+        return TokenizerFiles.read(path)
+    except InvalidConfig:
+        return None
+
+
 def _size(tokenizer: "Tokenizer") -> int:
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def _path(name: str) -> Path:
-    """The tokenizer of a file, a folder or a run."""
+    """The tokenizer of a file, a folder or a run; of a GGUF model, the model."""
     path = Path(name)
     inside = path / "data" / "tokenizer.json"
     return inside if inside.is_file() and not (path / "tokenizer.json").exists() else path

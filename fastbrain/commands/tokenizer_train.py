@@ -60,7 +60,7 @@ def _write_directory(target: Path, content: dict[str, str]) -> None:
         for name, text in content.items():
             atomic.write_new(folder / name, [text.encode()])
 
-    write_whole(target, fill, marker="tokenizer.json")
+    write_whole(target, fill)
 
 
 def _some(documents: Iterator[str]) -> Iterator[str]:

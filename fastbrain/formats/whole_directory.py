@@ -6,6 +6,7 @@ kill between the two renames leaves it whole under a name that the next writer p
 
 import glob
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,11 @@ _NEW, _OLD = ".tmp-", ".old-"
 
 
 def write_whole(
-    out: atomic.StrPath, fill: Callable[[Path], object], *, marker: str, force: bool = False
+    out: atomic.StrPath,
+    fill: Callable[[Path], object],
+    *,
+    known: re.Pattern[str] | None = None,
+    force: bool = False,
 ) -> Path:
     """Make a directory of what `fill` writes into it.
 
@@ -27,9 +32,8 @@ def write_whole(
     Args:
         out: what the directory will be called; what is above it must exist.
         fill: writes the files into the empty directory that it is given, flushing each.
-        marker: the file by which a directory is known to be one that may be replaced.
-        force: whether what is at `out` is replaced. Only a directory of plain files that has
-            the marker among them ever is.
+        known: names of the files that a directory which may be replaced has, and no others.
+        force: whether such a directory at `out` is replaced.
 
     Returns:
         The directory, links followed.
@@ -42,7 +46,7 @@ def write_whole(
     with atomic.io_errors("write", target):
         _sweep(target)
         if os.path.lexists(target):
-            _require_replaceable(target, marker, force)
+            _require_replaceable(target, known if force else None)
         temporary = _beside(target, _NEW)
         temporary.mkdir()
     try:
@@ -72,17 +76,19 @@ def _move(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _require_replaceable(target: Path, marker: str, force: bool) -> None:
-    if not force:
+def _require_replaceable(target: Path, known: re.Pattern[str] | None) -> None:
+    if known is None:
         raise InvalidConfig(f"{target} exists already; choose another name, or say force")
     if not target.is_dir():
         raise InvalidConfig(f"{target} is not a directory; move it away, or choose another name")
-    files = list(target.iterdir())
-    # deleting somebody's home for a slip of the hand would be worse than any refusal
-    if not (target / marker).is_file() or any(each.is_dir() for each in files):
+    # deleting somebody's work for a slip of the hand would be worse than any refusal
+    others = sorted(
+        each.name for each in target.iterdir() if each.is_dir() or not known.fullmatch(each.name)
+    )
+    if others:
         raise InvalidConfig(
-            f"{target} is no directory of a model alone: it has no {marker}, or directories in it; "
-            "delete it yourself, or choose another name"
+            f"{target} is not replaced, because it has {', '.join(others[:5])} in it, which would "
+            "be lost: move it away yourself, or choose another name"
         )
 
 

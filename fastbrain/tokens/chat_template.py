@@ -53,8 +53,8 @@ class ChatTemplate:
     def __init__(self, files: TokenizerFiles, template: str | None = None) -> None:
         """`template`, or else the tokenizer's own, or else ChatML.
 
-        Raises InvalidConfig for a template that is none, and for ChatML with a tokenizer that
-        does not know its tokens.
+        Raises InvalidConfig for a template that is none or shows no messages, and for ChatML with
+        a tokenizer that does not know its tokens.
         """
         self.files = files
         given = (template, files.chat_template, CHATML)
@@ -67,6 +67,7 @@ class ChatTemplate:
         self._variables = {"eos_token": files.eos, "pad_token": files.pad}
         if files.bos is not None:
             self._variables["bos_token"] = files.bos
+        self._check_shows_messages()
         self._tokens = _ControlTokens(files.tokenizer, self.template)
         self.end_ids = tuple(dict.fromkeys((*files.ends, *self._probed_ends())))
 
@@ -153,6 +154,21 @@ class ChatTemplate:
         bos = self.files.bos
         # some tokenizers begin and end a text with the same token
         return find_targets(segments, None if bos == self.files.eos else bos)
+
+    def _check_shows_messages(self) -> None:
+        texts = []
+        for asked, answered in (("Who?", "Ishmael."), ("Yes?", "No.")):
+            user = {"role": "user", "content": asked}
+            said = [user, {"role": "assistant", "content": answered}]
+            try:
+                texts.append(self._jinja.render(said, False, self._variables))
+            except InvalidDataset:
+                return  # it wants other messages than these
+        if texts[0] == texts[1]:
+            raise InvalidConfig(
+                "the chat template does not show what messages say: every conversation comes out "
+                f"as {texts[0][:60]!r}; give a Jinja template that renders `messages`"
+            )
 
     def _probed_ends(self) -> list[int]:
         user, said = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}

@@ -26,11 +26,10 @@ from fastbrain.tokens.json_rows import BadRow, Row, json_rows
 from fastbrain.tokens.packed_file import BEGIN, ID_END, U32, document_words, row_words
 from fastbrain.tokens.packing import best_fit
 from fastbrain.tokens.progress import Progress
-from fastbrain.tokens.sources import source_files
+from fastbrain.tokens.sources import JSONL, source_files
 
 _SHOWN = 2  # examples
 _SHOWN_CHARACTERS = 2000
-_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def prepare_instructions(
         raise InvalidConfig(f"seq_len is {seq_len}; a row needs 2 tokens to predict one")
     faults = Faults("skip" if skip_bad else "fail", lambda line, reason: None)
     rows = Rows(template, seq_len, faults)
-    files = _jsonl_files(Path(source))
+    files = list(source_files(Path(source), JSONL).values())
     examples = _read_all(files, rows, Path(target).name)
     if rows.format is None or not examples:
         left_out = f": all {faults.skipped} rows were bad" if faults.skipped else ""
@@ -283,10 +282,3 @@ def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
         if at == len(flags) or flags[at] != flags[first]:
             yield first, at, flags[first]
             first = at
-
-
-def _jsonl_files(source: Path) -> list[Path]:
-    found = [path for path in source_files(source).values() if path.name.endswith(_JSONL)]
-    if not found:
-        raise InvalidConfig(f"source is {source}; it must be, or hold, {', '.join(_JSONL)} files")
-    return found

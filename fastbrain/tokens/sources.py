@@ -11,13 +11,13 @@ from fastbrain.tokens.faults import Faults
 from fastbrain.tokens.parquet import parquet_rows, require_pyarrow
 
 _TEXT = (".txt", ".txt.gz", ".txt.zst")
-_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _PARQUET = (".parquet",)
-_ALL = _TEXT + _JSONL + _PARQUET
+_ALL = _TEXT + JSONL + _PARQUET
 
 
-def source_files(source: Path) -> dict[str, Path]:
-    """The text files of a source by name, in order.
+def source_files(source: Path, kinds: tuple[str, ...] = _ALL) -> dict[str, Path]:
+    """The text files of a source by name, in order; `kinds` are the endings that they may have.
 
     Hidden files and those with other endings are passed over in a directory. Raises Io for a
     source that is not there, InvalidConfig for another kind of file, EmptyDataset for a directory
@@ -26,22 +26,23 @@ def source_files(source: Path) -> dict[str, Path]:
     with atomic.io_errors("read", source):
         source.stat()
     if not source.is_dir():
-        if not source.name.endswith(_ALL):
+        if not source.name.endswith(kinds):
+            others = "a directory of those, or a token file, .bin"
             raise InvalidConfig(
-                f"source is {source}; it must be a {', '.join(_ALL)} file, a directory "
-                "of those, or a token file, .bin"
+                f"source is {source}; it must be a {', '.join(kinds)} file, "
+                f"{others if kinds is _ALL else 'or a directory of those'}"
             )
         return _readable({source.name: source})
     found = {path.relative_to(source).as_posix(): path for path in source.rglob("*")}
     files = {
         name: found[name]
         for name in sorted(found)
-        if name.endswith(_ALL)
+        if name.endswith(kinds)
         and not any(part.startswith(".") for part in name.split("/"))
         and found[name].is_file()
     }
     if not files:
-        raise EmptyDataset(f"{source} has no {', '.join(_ALL)} files in it")
+        raise EmptyDataset(f"{source} has no {', '.join(kinds)} files in it")
     return _readable(files)
 
 
@@ -63,7 +64,7 @@ def all_documents(
         def read_here(bytes_read: int, before: int = before) -> None:
             read(before + bytes_read)
 
-        if path.name.endswith(_JSONL):
+        if path.name.endswith(JSONL):
             yield from json_lines(path, field, faults, tally, read_here)
         elif path.name.endswith(_PARQUET):
             yield from parquet_rows(path, field, faults, tally, read_here)

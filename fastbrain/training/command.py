@@ -17,7 +17,7 @@ from fastbrain.training import config_files, guard_log, manifest, resuming, run_
 from fastbrain.training.lock import Lock, Locked
 from fastbrain.training.progress import Console
 from fastbrain.training.run_dir import Checkpoint, NoCheckpoint, RunDir
-from fastbrain.training.settings import Settings
+from fastbrain.training.settings import LENGTHS, Settings
 
 DONE, FAILED, REFUSED, NO_CHECKPOINT, LOCKED, RESUMABLE = 0, 1, 2, 3, 4, 75
 # what a shell says of a program that Ctrl-C ended
@@ -185,7 +185,7 @@ def _go_on(
             f"--override {strange[0]}: this cannot be changed in the middle of a run, or needs no "
             f"--override; it is for {', '.join(resuming.OVERRIDABLE)}"
         )
-    lengths = {f"train.{name}" for name in config_files.LENGTHS}
+    lengths = {f"train.{name}" for name in LENGTHS}
     if asked & lengths:
         asked |= lengths  # one takes another's place
     sources = {"data.train", "data.validation"}

@@ -8,10 +8,7 @@ from typing import Any
 from fastbrain.errors import InvalidConfig, Io, Serde
 from fastbrain.formats import strict_toml
 from fastbrain.training import rules, toml
-from fastbrain.training.settings import Settings
-
-# a run is as long as one of these says; a new one on the command line replaces the other
-LENGTHS = ("max_steps", "max_tokens", "epochs")
+from fastbrain.training.settings import LENGTHS, Settings
 
 
 def load(config: str, overrides: Iterable[str] = ()) -> Settings:

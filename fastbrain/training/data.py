@@ -58,12 +58,13 @@ def make(
     data = settings.data
     with atomic.io_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
+    files = init
+    if data.tokenizer is not None or (init is None and not data.train.endswith(".bin")):
+        files = tokenizer_files(data.tokenizer, data.train)
+    if files is not None and data.kind == "instructions":
+        files = _instructed(files, data.template)
     vocabulary = None
-    if data.tokenizer is not None or init is not None or not data.train.endswith(".bin"):
-        given = data.tokenizer is not None
-        files = tokenizer_files(data.tokenizer, data.train) if given or init is None else init
-        if data.kind == "instructions":
-            files = instructed(files, data.template)
+    if files is not None:
         vocabulary = Vocabulary.keep(files, folder / "tokenizer.json")
     named = settings.model.get("vocab_size")
     size = named if vocabulary is None else vocabulary.size
@@ -103,7 +104,7 @@ def remake(settings: Settings, folder: Path, say: Callable[[str], object]) -> No
     _write(record, folder)
 
 
-def instructed(files: TokenizerFiles, template: str | None) -> TokenizerFiles:
+def _instructed(files: TokenizerFiles, template: str | None) -> TokenizerFiles:
     """A tokenizer with the chat template that instructions are rendered with, and its ends.
 
     Args:
@@ -172,9 +173,15 @@ def _record(folder: Path) -> dict[str, Any]:
             for key, kind in _KNOWN.items():
                 if not isinstance(known[key], kind):
                     raise TypeError(f"{key} is {known[key]!r}")
-        for key in ("eos", "pad", "tokenizer_sha256"):
-            if not isinstance(record[key], str | None):
-                raise TypeError(f"{key} is {record[key]!r}")
+        texts = {key: record[key] for key in ("eos", "pad", "tokenizer_sha256")}
+        texts |= {key: record.get(key) for key in ("bos", "chat_template")}
+        for key, value in texts.items():
+            if not isinstance(value, str | None):
+                raise TypeError(f"{key} is {value!r}")
+        for key, item in (("ends", int), ("replaced", dict)):
+            entries = record.get(key, [])
+            if not isinstance(entries, list) or not all(type(each) is item for each in entries):
+                raise TypeError(f"{key} is {entries!r}")
         if "train" not in record["files"]:
             raise KeyError("train")
     except (Serde, KeyError, TypeError, AttributeError) as error:

@@ -9,15 +9,16 @@ import hashlib
 import torch
 from torch import Tensor
 
-from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidConfig, InvalidSnapshot
 from fastbrain.lm import TransformerLm
 from fastbrain.optim import Optimizer
 from fastbrain.training.pretrained import Pretrained, open_pretrained
-from fastbrain.training.settings import Settings
+from fastbrain.training.settings import Settings, shape
 
 # what a run may choose for itself; all else is as the model it begins from has it
-_FREE = ("max_seq_len", "rope_base", "rope_scaling", "aux_loss_weight", "router_z_loss_weight")
+_FREE = (
+    "max_seq_len", "rope_base", "rope_scaling", "aux_loss_weight", "router_z_loss_weight", "lora",
+)  # fmt: skip
 
 
 def open_base(settings: Settings) -> Pretrained:
@@ -31,11 +32,22 @@ def open_base(settings: Settings) -> Pretrained:
     base = open_pretrained(settings.train.init)
     if base.model.config.lora is not None:
         base.model.merge_lora()
-    known, found = settings.train.init_sha256, weights_sha256(base.model)
-    if known is not None and known != found:
+    for name, tensor in base.model.weights():
+        if not bool(tensor.isfinite().all()):
+            raise InvalidSnapshot(
+                f"{base.source}: {name} holds values that are not finite numbers, and no run can "
+                "begin from them"
+            )
+    known = settings.train.init_sha256
+    if known is not None and known != (found := weights_sha256(base.model)):
         raise InvalidSnapshot(
             f"{settings.train.init} is not the model that this run began with: the digest of its "
             f"weights is {found}, and was {known}; put the old one back, or begin another run"
+        )
+    if settings.data.kind == "instructions" and base.files is None and not settings.data.tokenizer:
+        raise InvalidConfig(
+            f"{base.source} has no tokenizer beside it, and instructions need one: give "
+            "data.tokenizer, the tokenizer.json that it was trained with"
         )
     return base
 
@@ -46,20 +58,15 @@ def inherit(settings: Settings, base: TransformerLm) -> Settings:
     Raises:
         InvalidConfig: [model] asks for another shape; names both values.
     """
-    shape = dataclasses.asdict(base.config) | {"rope_scaling": base.config.rope_scaling}
-    chosen = {**settings.model}
-    wanted = settings.config(base.config.vocab_size)
-    for name in chosen:
+    wanted = shape({**vars(base.config), **settings.model})
+    for name in settings.model:
         before, after = getattr(base.config, name), getattr(wanted, name)
-        if name not in (*_FREE, "lora") and before != after:
+        if name not in _FREE and before != after:
             raise InvalidConfig(
                 f"model.{name} is {after}, and the model in train.init has {before}: leave it out, "
                 "or train a model of that shape from the start"
             )
-        shape[name] = after
-    shape["lora"] = wanted.lora
-    settings = settings.with_model(TransformerConfig(**shape))
-    return settings.with_train(init_sha256=weights_sha256(base))
+    return settings.with_model(wanted).with_train(init_sha256=weights_sha256(base))
 
 
 def fresh(settings: Settings) -> TransformerLm:
@@ -87,6 +94,7 @@ def build(settings: Settings, base: TransformerLm | None = None) -> TransformerL
         # the same tensors under another rotary table or other weights of the routing losses
         model = TransformerLm(plain, seed=0)
         copy_weights(base.weights(), model.weights())
+        model.quantized_file = base.quantized_file
     model.optimizer = _optimizer(settings)
     model.set_optimizer_step(0)
     model.set_mixed_precision(settings.train.precision == "bf16-mixed")

@@ -7,7 +7,7 @@ ends where one that was never interrupted ends.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ class Trainer:
             raise
         finally:
             self._board.close()
-        return self.state.step == self._total
+        return self.state.step >= self._total
 
     def _train_step(self) -> None:
         settings, step = self.settings, self.state.step
@@ -217,7 +217,7 @@ class Trainer:
         self._begun = self.state.step
         self._last_save_s = self._recorder.pace.elapsed_s()
 
-    def _writing(self) -> Any:
+    def _writing(self) -> Callable[[], None]:
         state, save = self.state, self.settings.save
         snapshot = self._camera.take(self.settings, state)
         rollback = self.settings.guard.policy == "rollback"

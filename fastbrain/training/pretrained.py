@@ -54,6 +54,17 @@ def open_pretrained(
     files = None if tokenizer is None else TokenizerFiles.read(tokenizer)
     with atomic.io_errors("read", path):
         path.stat()
+    found = _opened(path, files, step)
+    vocab_size = found.model.config.vocab_size
+    if found.files is not None and found.files.size > vocab_size:
+        raise InvalidConfig(
+            f"the tokenizer has {found.files.size} tokens, and {found.source} has a vocabulary of "
+            f"{vocab_size}: name the tokenizer that it was trained with"
+        )
+    return found
+
+
+def _opened(path: Path, files: TokenizerFiles | None, step: int | None) -> Pretrained:
     if not path.is_dir():
         return _file(path, files)
     if run_dir.exists(path):

@@ -78,6 +78,7 @@ def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -
         data.remake(settings, run.path / "data", console.say)
     corpus = data.open_corpus(settings, run.path / "data")
     settings = settings.with_train(epoch_rows=corpus.epoch_rows)
+    resuming.require_length(settings, found.step if found else 0)
     model = _on_device(build(settings) if found is None else fresh(settings), device)
     changes = resuming.changes(going_on.then, settings, found.step if found else 0)
     _introduce(run, settings, model, corpus, device, console)

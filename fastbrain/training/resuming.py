@@ -73,12 +73,28 @@ def continued(
             f"{_rates(then, wanted, step, changed)} Leave it as it was, or say that you mean it: "
             f"{flags}"
         )
+    require_length(wanted, step)
     return dataclasses.replace(wanted, model=then.model)
+
+
+def require_length(settings: Settings, step: int) -> None:
+    """Refuse a run that is shorter than what was trained of it.
+
+    Raises:
+        InvalidConfig: names both numbers of steps.
+    """
+    if settings.steps < step:
+        raise InvalidConfig(
+            f"the run would have {settings.steps} steps, and {step} are done: make it longer "
+            "(--override train.max_steps=..., max_tokens or epochs), or go back by --step"
+        )
 
 
 def changes(then: Settings, now: Settings, step: int) -> list[str]:
     """What of the results' causes is changed, a sentence each, to be said when a run goes on."""
     found = _changes(then, now, (*OVERRIDABLE, *WARNED))
+    if then.steps != now.steps:
+        found["steps"] = f"the run had {then.steps} steps and now has {now.steps}"
     rates = _rates(then, now, step, found)
     return [*found.values(), *([rates.strip()] if rates else [])]
 
@@ -128,7 +144,7 @@ def _argument(value: Any) -> str:
 
 
 def _rates(then: Settings, now: Settings, step: int, names: Collection[str]) -> str:
-    if not any(name == f"train.{key}" for name in names for key in _RATE):
+    if then.steps == now.steps and not {f"train.{key}" for key in _RATE} & set(names):
         return ""
     before, after = then.schedule(), now.schedule()
     return (

@@ -202,10 +202,9 @@ class RunDir:
             raise InvalidConfig(f"{self.path} has no checkpoint of step {step}; it has {have}")
         reason = self._fault(own[step])
         if reason is not None:
-            raise InvalidSnapshot(
-                f"{own[step].path} cannot be gone back to: {reason}; choose another of "
-                f"{', '.join(map(str, own))}"
-            )
+            others = ", ".join(str(each) for each in own if each != step)
+            way_out = f"choose another of {others}" if others else "there is no other"
+            raise InvalidSnapshot(f"{own[step].path} cannot be used: {reason}; {way_out}")
         return own[step]
 
     def go_back(self, step: int) -> None:

@@ -22,6 +22,9 @@ from fastbrain.errors import InvalidConfig
 from fastbrain.schedule import Schedule
 from fastbrain.training import rules
 
+# a run is as long as one of these says
+LENGTHS = ("max_steps", "max_tokens", "epochs")
+
 # a run directory's own configuration carries these beside the tables
 STAMPS = ("format_version", "run_id", "overridden")
 
@@ -29,9 +32,6 @@ _SCALINGS: dict[str, type[LinearScaling] | type[Llama3Scaling]] = {
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
 }
-
-
-_DATA_PATHS = ("train", "validation", "tokenizer", "template")
 
 
 def _setting(check: rules.Check, default: object = None) -> Any:
@@ -131,14 +131,8 @@ class Settings:
 
     def config(self, vocab_size: int) -> TransformerConfig:
         """The model's shape, with the tokenizer's vocabulary where the file names none."""
-        given = {"vocab_size": vocab_size, **self.model}
-        given.setdefault("max_seq_len", max(TransformerConfig.max_seq_len, self.data.seq_len))
-        try:
-            given["rope_scaling"] = _rope_scaling(given.get("rope_scaling"))
-            given["lora"] = _lora(given.get("lora"))
-            return TransformerConfig(**given)
-        except InvalidConfig as error:
-            raise InvalidConfig(f"[model] {error}") from error
+        longest = max(TransformerConfig.max_seq_len, self.data.seq_len)
+        return shape({"vocab_size": vocab_size, "max_seq_len": longest, **self.model})
 
     @property
     def step_tokens(self) -> int:
@@ -186,7 +180,8 @@ class Settings:
 
     def paths(self) -> dict[str, str]:
         """The files and folders that are named, by dotted key."""
-        data = {f"data.{key}": getattr(self.data, key) for key in _DATA_PATHS}
+        keys = ("train", "validation", "tokenizer", "template")
+        data = {f"data.{key}": getattr(self.data, key) for key in keys}
         return {k: path for k, path in {**data, "train.init": self.train.init}.items() if path}
 
     def absolute(self) -> Self:
@@ -223,8 +218,7 @@ class Settings:
                 "data.train=corpus.txt (text, .jsonl, .parquet, a folder of them, or a token file "
                 ".bin)"
             )
-        lengths = ("max_steps", "max_tokens", "epochs")
-        given = [f"train.{name}" for name in lengths if getattr(train, name) is not None]
+        given = [f"train.{name}" for name in LENGTHS if getattr(train, name) is not None]
         if len(given) != 1:
             raise InvalidConfig(
                 "the length of the run is one of train.max_steps, train.max_tokens and "
@@ -257,12 +251,42 @@ class Settings:
                 f"train.global_batch_size must be a multiple of train.micro_batch_size, which is "
                 f"{micro}; got {rows}, nearest: {near}"
             )
-        config = self.config(TransformerConfig.vocab_size)
-        if config.max_seq_len < data.seq_len:
+        lora = _objects(self.model)["lora"]
+        if train.init is None and lora is not None:
+            raise InvalidConfig(
+                "model.lora trains adapters beside weights that are frozen: give train.init, the "
+                "model that has them, or leave model.lora out"
+            )
+        # with train.init the rest of the shape is that model's, and is checked once it is known
+        alone = train.init is None or "d_model" in self.model
+        longest = self.config(TransformerConfig.vocab_size).max_seq_len if alone else data.seq_len
+        if longest < data.seq_len:
             raise InvalidConfig(
                 f"model.max_seq_len must be at least data.seq_len, which is {data.seq_len}, "
-                f"got {config.max_seq_len}"
+                f"got {longest}"
             )
+
+
+def shape(model: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration that the keys of [model] describe.
+
+    Raises:
+        InvalidConfig: a value breaks a rule.
+    """
+    objects = _objects(model)
+    try:
+        return TransformerConfig(**{**model, **objects})
+    except InvalidConfig as error:
+        raise InvalidConfig(f"[model] {error}") from error
+
+
+def _objects(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What is a table in [model], as the configuration holds it; None where it is not given."""
+    try:
+        scaling, lora = model.get("rope_scaling"), model.get("lora")
+        return {"rope_scaling": _rope_scaling(scaling), "lora": _lora(lora)}
+    except InvalidConfig as error:
+        raise InvalidConfig(f"[model] {error}") from error
 
 
 _PARTS: dict[str, type] = {
@@ -317,8 +341,8 @@ def _lora(value: object) -> LoraConfig | None:
 
 
 def _rope_scaling(value: object) -> RopeScaling | None:
-    if value is None:
-        return None
+    if isinstance(value, RopeScaling | None):
+        return value
     kinds = " or ".join(f'"{each}"' for each in _SCALINGS)
     if not isinstance(value, Mapping) or value.get("rope_type") not in _SCALINGS:
         raise InvalidConfig(

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from fastbrain.errors import InvalidConfig
 from fastbrain.training.command import Request, add_common_arguments, train_request
 from fastbrain.training.progress import Console
 
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", default=_CONFIG, help="TOML file with other settings (sft)")
     parser.add_argument("--validation", metavar="DATA", help="held out (else 5 %% of the rows)")
+    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json (the model's own)")
     parser.add_argument("--epochs", type=int, help="times that every row is read (3)")
     parser.add_argument("--template", metavar="FILE", help="Jinja chat template (the model's own)")
     parser.add_argument(
@@ -58,10 +60,13 @@ def _request(options: argparse.Namespace, console: Console) -> Request:
         for name in ("rank", "alpha", "seed")
         if getattr(options, f"lora_{name}") is not None
     }
+    if lora and "rank" not in lora:
+        raise InvalidConfig(f"--lora-{min(lora)} is of adapters: give --lora-rank as well")
     named = {
         "train.init": options.model,
         "data.train": options.data,
         "data.validation": options.validation,
+        "data.tokenizer": options.tokenizer,
         "data.template": options.template,
         "train.epochs": options.epochs,
         "data.skip_bad": options.skip_bad or None,
