@@ -94,6 +94,21 @@ def test_the_oldest_turns_go_when_the_model_is_full(files):
     assert len(ids) <= CONTEXT
 
 
+def test_old_turns_go_where_they_leave_an_answer_no_room(files):
+    talk = session(files, 40)
+    talk.messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    question = {"role": "user", "content": "z"}
+
+    def length():
+        messages = [*talk.messages, question]
+        return len(ChatTemplate(files).encode(messages, add_generation_prompt=True).ids)
+
+    # a token each
+    talk.messages[0]["content"] += "~" * (CONTEXT - 10 - length())
+    assert CONTEXT - 20 < length() < CONTEXT
+    assert talk.ask("z", print).dropped == 2
+
+
 def test_a_question_that_is_too_long_is_forgotten(files):
     talk = session(files)
     talk.ask("Hello", print)

@@ -123,6 +123,8 @@ BAD = {
     ),
     "tools": (one(Q, {**A, "tool_calls": [1]}), "has 'tool_calls', which is not supported"),
     "ends with the user": (one(Q, A, Q), "the conversation ends with a user message; "),
+    "ends with a tool": (one(Q, A, {**Q, "role": "tool"}), "ends with a tool message; it must end"),
+    "ends with the system": (one(Q, A, {**Q, "role": "system"}), "ends with a system message; "),
     "blank response": (one(Q, {**A, "content": " \n\u3000"}, Q, A), "the response in message 1 is"),
     "blank prompt": (one({**Q, "content": ""}, A), "the prompt in message 0 is empty"),
     "surrogate": (one({**Q, "content": "\ud800"}, A), "message 0 .* half of a surrogate pair"),
@@ -132,6 +134,7 @@ BAD = {
     "boolean id": ({"input_ids": [True], "labels": [1]}, r"input_ids\[0\] is a boolean"),
     "float label": ({"input_ids": [1], "labels": [1.0]}, r"labels\[0\] is a number, not a whole"),
     "lengths": ({"input_ids": [1, 2], "labels": [1]}, "it has 2 input_ids and 1 labels"),
+    "label of -1": ({"input_ids": [1, 2], "labels": [-1, 2]}, "label 0 is -1, but the id .* 1; "),
     "shifted": ({"input_ids": [1, 2, 3], "labels": [2, 3, -100]}, "label 0 is 2, but the id .* 1"),
 }
 

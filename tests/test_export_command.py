@@ -14,7 +14,7 @@ from training_runs import checkpoint, entered, run
 
 from fastbrain import Precision, TransformerLm
 from fastbrain.commands import export, import_model
-from fastbrain.commands.export_check import Checked
+from fastbrain.commands.export_check import Checked, chooses
 from fastbrain.config import LoraConfig
 from fastbrain.formats import hf_layout
 from fastbrain.formats.hf_import import Directory
@@ -101,6 +101,17 @@ def test_what_is_too_much(difference, greedy_equal, loss_change, agrees):
     assert ("do not use it" in found.words()) == (not agrees)
 
 
+@pytest.mark.parametrize(
+    ("ahead", "same"), [(0.0, True), (1e-4, True), (1.1e-3, False), (1.0, False)]
+)
+def test_a_tie_that_arithmetic_decides_is_no_other_choice(ahead, same):
+    # what comes before the tokens wanted does not count, but it is the scale
+    logits = torch.tensor([[10.0, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.float64)
+    logits[2, 1] = 1 + ahead
+    assert chooses(logits, [1, 2]) == same
+    assert chooses(logits, [])
+
+
 def test_without_transformers_nothing_is_compared_unless_asked(here, capsys, monkeypatch):
     monkeypatch.setattr(export, "_has_transformers", lambda: False)
     assert command(export, "hf", "first", "out", "--check") == 2
@@ -123,6 +134,26 @@ def test_a_weights_file_takes_the_optimizer_along(here, capsys):
     assert found.learning_rate() == pytest.approx(rates[-1], rel=1e-6)
     moments = {name: first for name, first, _ in found.moments()}
     assert all(moment.any() for moment in moments.values())
+
+
+@pytest.mark.parametrize("stopped", ["save_bin", "save_optimizer_state"])
+def test_stopped_anywhere_no_state_is_beside_weights_of_another_step(here, monkeypatch, stopped):
+    export_of = ("rbw", "first", "out.rbw", "--with-optimizer", "--force")
+    assert command(export, *export_of, "--step", 3) == 0
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformerLm, stopped, stop)
+        assert command(export, *export_of) != 0
+    assert not (here / "out.opt").exists()
+    step = {"save_bin": 3, "save_optimizer_state": 6}[stopped]
+    assert TransformerLm.load_bin("out.rbw").optimizer_step() == step
+    assert command(export, *export_of) == 0
+    found = TransformerLm.load_bin("out.rbw")
+    found.load_optimizer_state("out.opt")
+    assert found.optimizer_step() == 6
 
 
 def test_a_weights_file_alone_begins_anew(here, capsys):
@@ -172,7 +203,7 @@ def test_moments_of_adapters_do_not_fit_merged_weights(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("hf", "first", "there"), "there exists already; add --force"),
-        (("hf", "first", "there", "--force"), "no directory of a model alone"),
+        (("hf", "first", "there", "--force"), "is not replaced, because it has"),
         (("hf", "first", "out", "--arch", "llama"), "has experts; export it as"),
         (("hf", "first", "a/b"), "there is no directory"),
         (("hf", "gone", "out"), "cannot read gone"),

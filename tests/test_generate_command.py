@@ -13,7 +13,7 @@ from texts import ids_of, small_tokenizer
 
 from fastbrain import Sampler
 from fastbrain.commands import generate
-from fastbrain.commands.generate_text import Answer, Stops, TextStream, harmless
+from fastbrain.commands.generate_text import Answer, Stops, TextStream, harmless, write
 
 TEXT = "\u00c9t\u00e9: \u4e2d\u6587 \U0001f600!"
 
@@ -106,6 +106,18 @@ def test_an_id_that_ends_is_counted_and_not_shown():
 def test_a_terminal_is_not_given_what_it_would_obey():
     text = "a\tb\n\x1b[2J\x9b1m\r\x07\x7f\u00e9"
     assert harmless(text) == "a\tb\n\\x1b[2J\\x9b1m\\r\\x07\\x7f\u00e9"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, "a\\x1b[2J"), (io.StringIO, "a\x1b[2J")])
+def test_what_is_written_is_spelled_out_for_a_terminal_alone(monkeypatch, stream, shown):
+    monkeypatch.setattr(sys, "stdout", stream())
+    write("a\x1b[2J")
+    assert sys.stdout.getvalue() == shown
 
 
 # the verb

@@ -169,6 +169,19 @@ def test_sizes_that_no_tensor_has_are_refused(tmp_path, name):
                     measured(path)
 
 
+def test_experts_of_more_layers_than_the_file_has_are_not_listed(tmp_path):
+    keys = {name.replace("llama", "ernie4_5-moe"): each for name, each in values().items()}
+    keys |= {
+        "general.architecture": "ernie4_5-moe",
+        "ernie4_5-moe.block_count": 511,
+        "ernie4_5-moe.expert_count": 512,
+        "ernie4_5-moe.expert_used_count": 1,
+        "ernie4_5-moe.expert_feed_forward_length": 64,
+    }
+    with pytest.raises(InvalidSnapshot, match="tensors are too few for that"):
+        measured(file(tmp_path, keys, tensors()))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0, True, "1", [1]])
 @pytest.mark.parametrize("name", ["attention.layer_norm_rms_epsilon", "rope.freq_base"])
 def test_numbers_that_make_no_model_are_refused(tmp_path, name, value):

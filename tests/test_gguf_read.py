@@ -11,7 +11,10 @@ from gguf_files import BF16, F16, Q4_0, Q4_1, Q4_K, Q8_0, SMALL, file, ramp, rea
 
 from fastbrain.config import LinearScaling, Llama3Scaling
 from fastbrain.errors import InvalidConfig, InvalidSnapshot
+from fastbrain.formats.gguf_config import OWN_KEY
 from fastbrain.formats.gguf_read import GgufModel
+from fastbrain.formats.header import config_object
+from fastbrain.formats.strict_json import dumps
 
 pytest.importorskip("gguf")
 
@@ -215,6 +218,19 @@ def test_too_few_factors_of_one_are_refused(tmp_path):
         opened(tmp_path, values(), tensors(rope_freqs__weight=factors))
 
 
+def test_factors_that_our_own_key_does_not_tell_of_are_refused(tmp_path):
+    own = {OWN_KEY: dumps(config_object(SMALL))}
+    assert opened(tmp_path, values(**own), tensors()) == SMALL
+    factors = (0, (3,), np.full(3, 2, "<f4").tobytes())
+    with pytest.raises(InvalidSnapshot, match="describes another model than the file's other keys"):
+        opened(tmp_path, values(**own), tensors(rope_freqs__weight=factors))
+
+
+def test_a_dense_file_may_say_that_it_uses_no_experts(tmp_path):
+    keys = {"llama.expert_count": 0, "llama.expert_used_count": 0}
+    assert opened(tmp_path, values(**keys), tensors()) == SMALL
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -228,7 +244,7 @@ def test_too_few_factors_of_one_are_refused(tmp_path):
         ("llama.rope.dimension_count", 4, "rope.dimension_count is 4"),
         ("llama.attention.value_length", 8, "value_length is 8"),
         ("llama.attention.head_count_kv", [2, 1], "one whole number"),
-        ("llama.context_length", 1 << 30, "context_length is 1073741824"),
+        ("llama.context_length", 1 << 30, "max_seq_len must be at most 2,097,152"),
         ("llama.vocab_size", 41, "vocab_size is 41"),
         ("llama.block_count", 513, "block_count is 513"),
         ("llama.attention.head_count", 3, "n_heads must be a multiple"),

@@ -1,6 +1,8 @@
 """GGUF files hold what llama.cpp wants, in its order, and give back the model to the bit."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -249,13 +251,25 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path):
         written(tmp_path, DENSE, precision="q4")
     with pytest.raises(InvalidConfig, match="not those of a model with this configuration"):
         written(tmp_path, DENSE, weights(MOE))
-    with pytest.raises(InvalidConfig, match=r"context_length would be 4294967296"):
-        written(tmp_path, replace(DENSE, max_seq_len=1 << 32))
+    wide = replace(DENSE, d_ff=1 << 32)
+    expanded = [
+        (each.name, torch.zeros(1, 1).expand(each.rows, each.cols)) for each in pieces(wide)
+    ]
+    with pytest.raises(InvalidConfig, match=r"feed_forward_length would be 4294967296"):
+        written(tmp_path, wide, expanded)
     with pytest.raises(InvalidConfig, match="n_layers is 513"):
         written(tmp_path, replace(DENSE, n_layers=513), [("x", torch.zeros(1))])
     with pytest.raises(AssertionError, match="adapters"):
         written(tmp_path, replace(DENSE, lora=LoraConfig(rank=2)))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".tmp-model.gguf-{dead.pid}-0a0b").touch()
+    path = written(tmp_path, DENSE)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("value", [1e7, math.nan, -math.inf])

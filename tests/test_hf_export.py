@@ -270,3 +270,10 @@ def test_a_model_of_another_shape_is_a_mistake_of_the_caller(tmp_path):
     with pytest.raises(KeyError):
         write_directory(tmp_path / "out", DENSE, made.weights())
     assert not list(tmp_path.iterdir())
+
+
+def test_shards_smaller_than_any_tensor_hold_one_each(tmp_path):
+    made = exported(tmp_path / "out", DENSE, max_shard_bytes=1)
+    shards = list((tmp_path / "out").glob("model-*.safetensors"))
+    assert len(shards) == len(made.weights())
+    assert all(len(load_file(shard)) == 1 for shard in shards)

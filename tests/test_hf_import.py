@@ -11,11 +11,13 @@ from models import DENSE, MOE, model, random_ids
 
 from fastbrain import TransformerLm
 from fastbrain.config import LinearScaling, Llama3Scaling, LoraConfig
+from fastbrain.errors import InvalidSnapshot
 from fastbrain.formats import binary, huggingface
 from fastbrain.formats.hf_export import write_directory
 from fastbrain.formats.hf_import import Directory
 from fastbrain.formats.safetensors_file import write_tensors
 
+Q = "model.layers.0.self_attn.q_proj.weight"
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -172,6 +174,12 @@ def test_the_last_moe_layer_may_be_called_minus_one(tmp_path):
     assert Directory.open(tmp_path / "out").config.moe_layers == (1,)
 
 
+def test_a_range_of_moe_layers_may_go_past_the_last_one(tmp_path):
+    exported(tmp_path / "out", MOE)
+    with_settings(tmp_path / "out", {"moe_layer_end_index": 9}, keep_own=True)
+    assert Directory.open(tmp_path / "out").config.moe_layers == (1,)
+
+
 def test_a_table_of_frequencies_and_a_second_copy_of_a_tied_head_are_passed_over(tmp_path):
     made = exported(tmp_path / "out", DENSE)
 
@@ -216,3 +224,17 @@ def test_a_tensor_larger_than_a_block_is_read_in_several(tmp_path, monkeypatch):
     monkeypatch.setattr(binary, "_BLOCK_BYTES", 1_000)
     made = exported(tmp_path / "out", MOE, arch="ernie4_5_moe")
     assert_same_bits(imported(tmp_path / "out").weights(), made.weights())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, number, dtype):
+    exported(tmp_path / "out", DENSE)
+
+    def spoil(tensors):
+        tensors[Q] = tensors[Q].to(dtype)
+        tensors[Q][-1, -1] = number
+
+    with_tensors(tmp_path / "out", spoil)
+    with pytest.raises(InvalidSnapshot, match=f"{Q} has values that are not finite numb"):
+        TransformerLm.from_pretrained(tmp_path / "out")

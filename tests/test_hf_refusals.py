@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
-from hf_directories import exported, with_settings, with_tensors
+from hf_directories import exported, settings, with_settings, with_tensors
 from hostile_readers import measured
 from models import DENSE, MOE
 from safetensors.torch import save_file
 
+from fastbrain import TransformerLm
 from fastbrain.errors import FastBrainError, InvalidConfig, InvalidSnapshot, Io, Serde
 from fastbrain.formats.hf_import import Directory
 
@@ -102,6 +103,12 @@ SETTINGS = {
         InvalidConfig,
         "moe_num_shared_experts is 2; fastbrain has one shared expert or none",
     ),
+    "two-shared-unsaid": (
+        ERNIE,
+        {"moe_num_shared_experts": ...},
+        InvalidConfig,
+        "moe_num_shared_experts is 2",
+    ),
     "least": (ERNIE, {"moe_norm_min": 0.5}, InvalidConfig, "moe_norm_min is 0.5"),
     "wide-shared": (
         QWEN2,
@@ -164,6 +171,22 @@ def test_what_contradicts_our_own_key_is_refused_by_both_names(out, made, change
     with_settings(out, changes, keep_own=True)
     with pytest.raises(InvalidConfig, match=message):
         Directory.open(out)
+
+
+@pytest.mark.parametrize("count", [2**31, 10**10])
+@pytest.mark.parametrize("keep_own", [False, True])
+def test_positions_whose_rotations_would_fill_the_memory_are_refused(out, count, keep_own):
+    exported(out, DENSE)
+    changes = {"max_position_embeddings": count}
+    if keep_own:
+        changes["fastbrain"] = settings(out)["fastbrain"] | {"max_seq_len": count}
+    with_settings(out, changes, keep_own=keep_own)
+
+    def read():
+        with pytest.raises(InvalidConfig, match=rf"max_seq_len must be at most .* {count:,}"):
+            TransformerLm.from_pretrained(out)
+
+    measured(read)
 
 
 def removed(*names):

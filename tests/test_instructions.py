@@ -264,7 +264,7 @@ def test_what_holds_no_conversations_is_refused(tmp_path):
         prepared(tmp_path, [GOOD], seq_len=1)
     template = chat_template(None)
     (tmp_path / "data.txt").write_text("no data")
-    with pytest.raises(InvalidConfig, match=r"it must be, or hold, .jsonl"):
+    with pytest.raises(InvalidConfig, match=r"it must be a .jsonl"):
         prepare_instructions(tmp_path / "data.txt", tmp_path / "out", template, SEQ_LEN)
     with pytest.raises(Io):
         prepare_instructions(tmp_path / "none.jsonl", tmp_path / "out", template, SEQ_LEN)
@@ -300,3 +300,16 @@ def test_of_a_long_example_beginning_and_end_are_shown(tmp_path):
     assert shown[2].endswith("Q <|im_end|>\n<|im_start|>assistant\n[[Yes<|im_end|>]]\n")
     assert len(shown[2]) < 2100
     assert "\n[...]\n" in shown[2]
+
+
+def test_the_largest_id_may_be_the_last(tmp_path):
+    # its last response has an end, and goes on
+    result = prepared(tmp_path, [labelled([8, EOS, 9], [-100, EOS, 9])])
+    assert result.max_id == 9
+
+
+def test_a_first_token_is_no_target_though_it_is_labelled(tmp_path):
+    result = prepared(tmp_path, [labelled([9, 8, EOS], [9, -100, EOS])] * 2)
+    assert result.targets == 2
+    with PackedFile.open(result.path, SEQ_LEN, 0) as opened:
+        assert opened.batch(range(result.rows)).predicted() == result.targets

@@ -11,6 +11,7 @@ from fastbrain.errors import InvalidConfig, InvalidDataset, Io
 from fastbrain.stdrng import StdRng
 from fastbrain.tokens import packed_file
 from fastbrain.tokens.packed_file import (
+    ID_END,
     PADDING,
     PackedFile,
     document_words,
@@ -20,8 +21,8 @@ from fastbrain.tokens.packed_file import (
 
 SEQ_LEN = 8
 T, F = True, False
-# 22 bits set and more: an id that is as large as they come
-LARGE = (1 << 30) - 2
+# as large as ids come: it is no padding, also where it begins a document as a target
+LARGE = ID_END - 1
 ROWS = [
     [([5, 6, 7], [F, T, T]), ([8, 9], [F, T])],
     [([1, 2, 3, 4, 5, 6, 7, 8], [F] * 4 + [T] * 4)],
@@ -127,6 +128,12 @@ def test_orders_at_the_edge_of_an_epoch_are_made_once(opened, monkeypatch):
         for step in (6, 4, 5):
             opened.indices(step, 1)
     assert len(made) == 2
+
+
+def test_of_many_epochs_two_orders_are_kept(opened):
+    for step in range(10):
+        opened.indices(step, 5)
+        assert len(opened._orders) <= 2
 
 
 def test_another_seed_is_another_order(path):

@@ -45,7 +45,7 @@ def test_twenty_steps_learn_and_the_export_is_the_run(tmp_path, monkeypatch, cap
         "train.learning_rate=1e-4", "eval.interval=10", "save.interval_steps=1000",
     )  # fmt: skip
     command = ["sft", str(smollm2()), "train.jsonl", "--validation", "held.jsonl", "--run", "run"]
-    assert cli.main([*command, *settings]) == 0
+    assert cli.main([*command, *settings, "--skip-bad"]) == 0  # some answers are very long
     found = metrics.read(Path("run/metrics.jsonl"))
     losses = [row["loss"] for row in found if "loss" in row]
     scores = [row["val_loss"] for row in found if "val_loss" in row]

@@ -68,6 +68,52 @@ def test_slices_and_other_masks_keep_documents_apart():
     assert everything.targets()[1].equal(whole)
 
 
+def test_a_document_begins_wherever_the_number_changes():
+    # after 0 comes 7: documents may have been left out
+    ids, flags = torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.bool)
+    segments = torch.tensor([[0, 0, 7, 7]], dtype=torch.int32)
+    batch = TokenBatch.packed(ids, segments, flags, torch.tensor([4]))
+    assert batch.positions().tolist() == [[0, 1, 0, 1]]
+    assert batch.targets()[1].tolist() == [[T, F, T, F]]
+
+
+SOUND = {
+    "ids": torch.ones(1, 4, dtype=torch.int64),
+    "segments": torch.zeros(1, 4, dtype=torch.int32),
+    "is_target": torch.ones(1, 4, dtype=torch.bool),
+    "lengths": torch.tensor([4]),
+}
+
+
+def of_shape(*shape):
+    made = {name: each.new_zeros(shape) for name, each in SOUND.items()}
+    return made | {"lengths": torch.full(shape[:1], 1)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": torch.tensor([0])}, "lengths holds 0; each must be from 1 to S, which is 4"),
+        ({"lengths": torch.tensor([5])}, "lengths holds 5; each must be from 1 to S, which is 4"),
+        ({"lengths": torch.tensor([[4]])}, r"and lengths \(B,\), got .* \(1, 1\)\]"),
+        ({"lengths": torch.tensor([4.0])}, "lengths is torch.float32; it must hold whole numbers"),
+        (of_shape(4), r"must have one shape, \(B, S\), .* got \[\(4,\)"),
+        (of_shape(2, 3, 4), r"must have one shape, \(B, S\), .* got \[\(2, 3, 4\)"),
+        (of_shape(0, 4), r"ids has shape \(0, 4\); a batch needs a row"),
+        (of_shape(2, 1), r"ids has shape \(2, 1\); .*, and a row 2 tokens to predict one"),
+        ({"ids": torch.tensor([[3, 2, -1, 4]])}, "ids holds -1; ids count from 0"),
+        ({"ids": torch.ones(1, 4)}, "ids is torch.float32; it must hold whole numbers"),
+        ({"is_target": torch.ones(1, 4)}, "is_target is torch.float32; it must be torch.bool"),
+        ({"segments": torch.zeros(1, 4)}, "segments is torch.float32; it must hold whole numbers"),
+        ({"segments": SOUND["is_target"]}, "segments is torch.bool; it must hold whole numbers"),
+    ],
+)
+def test_what_is_no_batch_of_rows_is_refused_by_value_and_rule(changes, message):
+    TokenBatch.packed(**SOUND)
+    with pytest.raises(InvalidConfig, match=message):
+        TokenBatch.packed(**SOUND | changes)
+
+
 def test_shapes_that_differ_and_segments_that_fall_are_refused():
     ids, flags = torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.bool)
     segments, lengths = torch.zeros(1, 4, dtype=torch.int32), torch.tensor([4])

@@ -203,7 +203,7 @@ def _hf(options: argparse.Namespace, opened: "Pretrained") -> Exported:
 
 
 def _rbw(options: argparse.Namespace, opened: "Pretrained") -> Exported:
-    from fastbrain.commands.export_optimizer import restore
+    from fastbrain.commands.export_optimizer import remove, restore
     from fastbrain.precision import Precision
 
     path = Path(options.out)
@@ -211,13 +211,16 @@ def _rbw(options: argparse.Namespace, opened: "Pretrained") -> Exported:
     lines, files = [f"as        {options.precision.upper()}"], [path]
     if options.with_optimizer:
         restore(opened)
+        # killed anywhere, it leaves no state beside weights that it does not belong to
+        remove(beside)
+    elif beside.exists():
+        note(f"{beside} was left as it is; it belongs to another export")
+    opened.model.save_bin(path, Precision(options.precision.upper()))
+    if options.with_optimizer:
         opened.model.save_optimizer_state(beside)
         files.append(beside)
         updates = opened.model.optimizer_step()
         lines.append(f"          with the optimizer's state, {updates:,} updates")
-    elif beside.exists():
-        note(f"{beside} was left as it is; it belongs to another export")
-    opened.model.save_bin(path, Precision(options.precision.upper()))
     return Exported(path, files, {"precision": options.precision}, lines)
 
 

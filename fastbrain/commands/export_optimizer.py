@@ -1,7 +1,10 @@
 """The optimizer of a checkpoint, put back into a model that was opened without it."""
 
+from pathlib import Path
+
 import torch
 
+from fastbrain import atomic
 from fastbrain.errors import InvalidConfig, InvalidSnapshot
 from fastbrain.formats import huggingface
 from fastbrain.optim import Optimizer
@@ -43,3 +46,10 @@ def restore(opened: Pretrained) -> None:
         decay_vectors=False,
     )
     model.set_optimizer_step(int(updates))
+
+
+def remove(path: Path) -> None:
+    """Remove the state of an older export, if there is one, for good; Io if that fails."""
+    with atomic.io_errors("remove", path):
+        path.unlink(missing_ok=True)
+        atomic.sync_dir(path.absolute().parent)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fastbrain.tokens.tokenizer_files import TokenizerFiles
     from fastbrain.training.pretrained import Pretrained
 
-_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-
 
 class Prompt(NamedTuple):
     """Ids to continue, and the text that they stand for; None where they were given as ids."""
@@ -147,7 +145,9 @@ def _ids(text: str, tokenizer: "Tokenizer", files: "TokenizerFiles") -> list[int
 
 
 def _from_file(name: str) -> list[str]:
-    if name.endswith(_JSONL):
+    from fastbrain.tokens.sources import JSONL
+
+    if name.endswith(JSONL):
         from fastbrain.tokens.documents import Tally, json_lines
         from fastbrain.tokens.faults import Faults
 

@@ -178,6 +178,14 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
+def require_finite(values: NDArray[Any], path: StrPath, name: str) -> None:
+    """Refuse weights that are NaN or infinite, as those of a damaged file are."""
+    if not np.isfinite(values).all():
+        raise InvalidSnapshot(
+            f"{os.fspath(path)}: {name} has values that are not finite numbers; the file is damaged"
+        )
+
+
 def to_floats(tensor: Tensor) -> NDArray[Any]:
     """A tensor's values on the host as little-endian FP32, row-major; aliases them if it can."""
     host = tensor.detach().to("cpu", torch.float32).contiguous()

@@ -18,8 +18,8 @@ from fastbrain.formats.gguf_keys import Keys
 from fastbrain.formats.gguf_layout import (
     ERNIE_MOE,
     LLAMA,
-    MAX_EXPERTS,
-    MAX_LAYERS,
+    LLAMA_CPP_EXPERTS,
+    LLAMA_CPP_LAYERS,
     architecture,
 )
 from fastbrain.formats.gguf_rope import divides, linear_scaling, recognized
@@ -27,7 +27,6 @@ from fastbrain.formats.header import config_from_object, config_object
 from fastbrain.formats.strict_json import dumps, loads, short
 
 OWN_KEY = "fastbrain.config"
-MOST_POSITIONS = 1 << 21  # their rotary table takes a gigabyte at 128 channels
 _LEAST_TENSORS = 9  # of a block
 
 _FIELDS = {
@@ -60,8 +59,10 @@ def config_keys(config: TransformerConfig) -> dict[str, Any]:
     Raises:
         InvalidConfig: no architecture of llama.cpp's computes this model.
     """
-    if config.n_layers > MAX_LAYERS:
-        raise InvalidConfig(f"n_layers is {config.n_layers}; llama.cpp takes {MAX_LAYERS} at most")
+    if config.n_layers > LLAMA_CPP_LAYERS:
+        raise InvalidConfig(
+            f"n_layers is {config.n_layers}; llama.cpp takes {LLAMA_CPP_LAYERS} at most"
+        )
     arch = architecture(config)
     fields = dict(_FIELDS)
     own: dict[str, Any] = {}
@@ -130,8 +131,10 @@ def _fields(keys: Keys, header: Header) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise InvalidSnapshot("the file has no matrix token_embd.weight")
     n_layers = keys.whole("block_count")
-    if n_layers > MAX_LAYERS:
-        raise InvalidConfig(f"block_count is {n_layers}; fastbrain takes {MAX_LAYERS} at most")
+    if n_layers > LLAMA_CPP_LAYERS:
+        raise InvalidConfig(
+            f"block_count is {n_layers}; fastbrain takes {LLAMA_CPP_LAYERS} at most"
+        )
     if n_layers * _LEAST_TENSORS > len(header.tensors):
         raise InvalidSnapshot(
             f"block_count is {n_layers}, but the file's {len(header.tensors)} tensors are too few "
@@ -143,11 +146,6 @@ def _fields(keys: Keys, header: Header) -> dict[str, Any]:
     keys.same("rope.dimension_count", head_dim, "rotation of whole heads")
     vocab_size = embedding.shape[0]
     keys.same("vocab_size", vocab_size, "as many as token_embd.weight has rows")
-    max_seq_len = keys.whole("context_length")
-    if max_seq_len > MOST_POSITIONS:
-        raise InvalidConfig(
-            f"context_length is {max_seq_len}; fastbrain takes {MOST_POSITIONS} at most"
-        )
     return {
         "vocab_size": vocab_size,
         "d_model": d_model,
@@ -157,7 +155,7 @@ def _fields(keys: Keys, header: Header) -> dict[str, Any]:
         "head_dim": head_dim,
         "d_ff": keys.whole("feed_forward_length"),
         "moe_layers": (),
-        "max_seq_len": max_seq_len,
+        "max_seq_len": keys.whole("context_length"),
         "rope_base": keys.number("rope.freq_base", 10_000.0),
         "rmsnorm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "tie_embeddings": "output.weight" not in header.tensors,
@@ -166,8 +164,10 @@ def _fields(keys: Keys, header: Header) -> dict[str, Any]:
 
 def _moe_fields(keys: Keys, n_layers: int) -> dict[str, Any]:
     num_experts = keys.whole("expert_count")
-    if num_experts > MAX_EXPERTS:
-        raise InvalidConfig(f"expert_count is {num_experts}; fastbrain takes {MAX_EXPERTS} at most")
+    if num_experts > LLAMA_CPP_EXPERTS:
+        raise InvalidConfig(
+            f"expert_count is {num_experts}; fastbrain takes {LLAMA_CPP_EXPERTS} at most"
+        )
     moe_d_ff = keys.whole("expert_feed_forward_length")
     keys.same("expert_shared_count", 1, "one shared expert")
     keys.same("expert_shared_feed_forward_length", moe_d_ff, "one as wide as the others")
@@ -221,9 +221,10 @@ def _check_moe(config: TransformerConfig) -> None:
         raise InvalidConfig(
             f"shared_expert is false; a mixture of experts in a GGUF file has one; {way_out}"
         )
-    if config.num_experts > MAX_EXPERTS:
+    if config.num_experts > LLAMA_CPP_EXPERTS:
         raise InvalidConfig(
-            f"num_experts is {config.num_experts}; llama.cpp takes {MAX_EXPERTS} at most; {way_out}"
+            f"num_experts is {config.num_experts}; llama.cpp takes {LLAMA_CPP_EXPERTS} at most; "
+            f"{way_out}"
         )
     if isinstance(config.rope_scaling, Llama3Scaling):
         raise InvalidConfig(

@@ -19,8 +19,8 @@ LLAMA = "llama"
 ERNIE_MOE = "ernie4_5-moe"
 ROPE_FACTORS = "rope_freqs.weight"
 # as many as llama.cpp has room for
-MAX_LAYERS = 512
-MAX_EXPERTS = 512
+LLAMA_CPP_LAYERS = 512
+LLAMA_CPP_EXPERTS = 512
 
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",

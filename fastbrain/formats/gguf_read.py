@@ -11,7 +11,7 @@ from torch import Tensor
 from fastbrain.atomic import StrPath
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import FastBrainError, InvalidConfig, InvalidSnapshot, Serde
-from fastbrain.formats.binary import Reader, assign
+from fastbrain.formats.binary import Reader, assign, require_finite
 from fastbrain.formats.gguf_config import read_config
 from fastbrain.formats.gguf_header import Entry, Header, gguf_package, read_header
 from fastbrain.formats.gguf_layout import (
@@ -23,6 +23,7 @@ from fastbrain.formats.gguf_layout import (
 )
 from fastbrain.formats.gguf_tokenizer import read_tokenizer
 from fastbrain.formats.hf_layout import half_split
+from fastbrain.formats.names import listed
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
 _MOST_FACTORS = 4_096
@@ -108,10 +109,7 @@ def _take(file: Reader, entry: Entry, rows: int, name: str) -> Tensor:
     data = np.frombuffer(file.take(rows * entry.row_bytes), np.uint8).reshape(rows, -1)
     with np.errstate(all="ignore"):
         values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[entry.type.name])
-    if not np.isfinite(values).all():
-        raise InvalidSnapshot(
-            f"{file.path}: {name} has values that are not finite numbers; the file is damaged"
-        )
+    require_finite(values, file.path, name)
     # from_numpy wants memory that may be written
     return torch.from_numpy(np.require(values, np.float32, "W"))
 
@@ -140,21 +138,13 @@ def _check(expected: dict[str, GgufTensor], header: Header) -> None:
     ]
     biases = ", some of them biases, which its layers do not have"
     differences = [
-        *_listed("it lacks {} tensors", [name for name in expected if name not in found]),
-        *_listed(
+        *listed("it lacks {} tensors", [name for name in expected if name not in found]),
+        *listed(
             "it has {} tensors that fastbrain has no place for"
             + (biases if any(name.endswith(".bias") for name in extra) else ""),
             extra,
         ),
-        *_listed("{} shapes differ", shapes),
+        *listed("{} shapes differ", shapes),
     ]
     if differences:
         raise InvalidSnapshot(f"the tensors do not fit the keys: {'; '.join(differences)}")
-
-
-def _listed(what: str, names: list[str]) -> list[str]:
-    if not names:
-        return []
-    shown = [ascii(name)[1:-1][:200] for name in names[:5]]
-    more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
-    return [f"{what.format(len(names))}: {', '.join(shown + more)}"]

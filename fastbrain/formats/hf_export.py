@@ -4,11 +4,10 @@ Tensors are brought into the class's layout and type one at a time, as they are 
 model is never in memory twice.
 """
 
-import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +19,22 @@ from fastbrain.formats import hf_layout as layouts
 from fastbrain.formats.hf_config import export_config
 from fastbrain.formats.hf_files import INDEX, SINGLE
 from fastbrain.formats.hf_layout import Form, Stored, layout, to_stored
-from fastbrain.formats.huggingface import generation_config_json, tokenizer_config_json
+from fastbrain.formats.huggingface import (
+    generation_config_json,
+    json_bytes,
+    tokenizer_config_json,
+)
 from fastbrain.formats.safetensors_file import pieces as safetensors_pieces
 from fastbrain.formats.whole_directory import write_whole
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OWN = "own"
+# what we write, and what transformers writes beside it: nothing of a run, and nobody's notes
+_KNOWN = re.compile(
+    r"(generation_|tokenizer_|special_tokens_)?(config|map)\.json|tokenizer\.json|"
+    r"chat_template\.jinja|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
 ARCHS = ("auto", *layouts.EXPORTED, OWN)
 
 
@@ -98,7 +106,7 @@ def write_directory(
         for name, data in documents.items():
             atomic.write_new(directory / name, [data])
 
-    return write_whole(out, fill, marker="config.json", force=force)
+    return write_whole(out, fill, known=_KNOWN, force=force)
 
 
 def resolved(config: TransformerConfig, arch: str) -> str:
@@ -152,7 +160,7 @@ class _Weights:
             places |= {stored.name: name for stored in shard}
         size = sum(stored.values for stored in tensors) * self._dtype.itemsize
         index = {"metadata": {"total_size": size}, "weight_map": places}
-        atomic.write_new(directory / INDEX, [_json(index)])
+        atomic.write_new(directory / INDEX, [json_bytes(index)])
 
     def _cut(self, tensors: Sequence[Stored], most: int) -> list[list[Stored]]:
         shards: list[list[Stored]] = [[]]
@@ -194,7 +202,10 @@ def _documents(
     described = export_config(config, arch, dtype=dtype, eos=eos, pad=pad)
     generation = generation_config_json(ends, pad)
     if files is None:
-        return {"config.json": _json(described), "generation_config.json": _json(generation)}
+        return {
+            "config.json": json_bytes(described),
+            "generation_config.json": json_bytes(generation),
+        }
     words = tokenizer_config_json(
         eos=files.eos,
         pad=files.pad,
@@ -206,12 +217,8 @@ def _documents(
         described, generation = described | begin, generation | begin
         words["bos_token"] = files.bos
     return {
-        "config.json": _json(described),
-        "generation_config.json": _json(generation),
-        "tokenizer_config.json": _json(words),
+        "config.json": json_bytes(described),
+        "generation_config.json": json_bytes(generation),
+        "tokenizer_config.json": json_bytes(words),
         "tokenizer.json": files.tokenizer.to_str().encode(),
     }
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()

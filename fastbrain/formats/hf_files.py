@@ -1,7 +1,7 @@
 """The safetensors files of a Hugging Face directory, taken as one: every tensor, found by name."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,13 +112,6 @@ def blocks(place: Place, rows: int, cols: int, unit: int = 1) -> Iterator[tuple[
 def is_readable(entry: Entry) -> bool:
     """Whether a tensor is of a type that becomes FP32 here."""
     return entry.dtype in _ITEMS
-
-
-def listed(names: Sequence[str]) -> str:
-    """Up to five of these names, and how many more there are."""
-    # what a terminal would obey is escaped
-    shown = [ascii(name)[1:-1][:200] for name in names[:5]]
-    return ", ".join(shown + ([f"and {len(names) - 5} more"] if len(names) > 5 else []))
 
 
 def _widened(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:

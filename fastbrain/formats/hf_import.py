@@ -16,6 +16,7 @@ from torch import Tensor
 from fastbrain.atomic import StrPath
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidConfig, InvalidSnapshot, Serde
+from fastbrain.formats.binary import require_finite
 from fastbrain.formats.hf_files import (
     MAX_CONFIG_BYTES,
     Place,
@@ -23,10 +24,10 @@ from fastbrain.formats.hf_files import (
     find_tensors,
     is_readable,
     json_file,
-    listed,
 )
 from fastbrain.formats.hf_layout import Form, Stored, from_stored, layout
 from fastbrain.formats.hf_settings import described
+from fastbrain.formats.names import listed
 from fastbrain.formats.safetensors_file import MAX_TENSORS
 from fastbrain.formats.strict_json import short
 
@@ -102,8 +103,10 @@ class Directory:
                 device.
 
         Raises:
-            Io: a file cannot be read, or became shorter. Some matrices may be written then: read
-                into a fresh model, and drop it.
+            InvalidSnapshot: a weight in the file is not a finite number.
+            Io: a file cannot be read, or became shorter.
+
+        Some matrices may be written then: read into a fresh model, and drop it.
         """
         views = dict(weights)
         read = {stored.piece for stored, _ in self._tensors if stored.piece}
@@ -114,6 +117,7 @@ class Directory:
             view = views[stored.piece]
             unit = self.config.head_dim if stored.form is Form.INTERLEAVED else 1
             for rows, values in blocks(place, view.shape[0], view.shape[1], unit):
+                require_finite(values, place.file, stored.name)
                 with torch.no_grad():
                     part = from_stored(stored.form, torch.from_numpy(values), unit)
                     view[rows].copy_(part)
@@ -142,14 +146,12 @@ def _matched(
         for stored in both
         if found[stored.name].entry.shape != stored.shape
     ]
-    wrong = []
-    if extra:
-        wrong.append(f"it has {len(extra)} tensors that such a model lacks: {listed(extra)}")
-        wrong += _why(extra)
-    if missing:
-        wrong.append(f"it lacks {len(missing)} tensors: {listed(missing)}")
-    if misshapen:
-        wrong.append(f"{len(misshapen)} have another shape: {listed(misshapen)}")
+    wrong = [
+        *listed("it has {} tensors that such a model lacks", extra),
+        *_why(extra),
+        *listed("it lacks {} tensors", missing),
+        *listed("{} have another shape", misshapen),
+    ]
     if wrong:
         raise InvalidSnapshot(
             f"{path} does not hold the model that its config.json describes: {'; '.join(wrong)}"

@@ -17,7 +17,7 @@ from fastbrain.formats.strict_json import short
 Settings = Mapping[str, Any]
 
 # more than any model has, and few enough to be listed one by one
-MAX_LAYERS = 10_000
+_MOST_LAYERS = 10_000
 
 # what transformers takes an absent key to mean, where that depends on the class
 _ABSENT: Mapping[str, Settings] = {
@@ -164,8 +164,8 @@ def _fields(settings: Settings, absent: Settings, arch: str) -> dict[str, Field]
     """Every field that the keys of transformers decide."""
     found = {field: _integer(settings, key) for field, key in _INTEGERS.items()}
     d, layers, heads = (found[name].value for name in ("d_model", "n_layers", "n_heads"))
-    if layers > MAX_LAYERS:
-        raise InvalidConfig(f"num_hidden_layers is {layers}; at most {MAX_LAYERS} can be read")
+    if layers > _MOST_LAYERS:
+        raise InvalidConfig(f"num_hidden_layers is {layers}; at most {_MOST_LAYERS} can be read")
     kv = settings.get("num_key_value_heads")
     if kv is None:
         found["n_kv_heads"] = Field(heads, "num_attention_heads")

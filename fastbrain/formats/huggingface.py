@@ -6,7 +6,8 @@ the nearest of its classes would compute something else without a word. Every co
 our own configuration, under `fastbrain`, so that nothing is inferred.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +26,7 @@ __all__ = [
     "check_safetensors_header",
     "config_json",
     "generation_config_json",
+    "json_bytes",
     "read_tensors",
     "stored",
     "tokenizer_config_json",
@@ -102,6 +104,11 @@ def tokenizer_config_json(
         "clean_up_tokenization_spaces": False,
     }
     return found | ({"chat_template": chat_template} if chat_template is not None else {})
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """The bytes of a file with this object."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def stored(views: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -8,14 +8,23 @@ The model that they belong to is not recorded, except by the shapes.
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastbrain.atomic import StrPath, replacing
 from fastbrain.config import LoraConfig
 from fastbrain.errors import InvalidConfig, InvalidSnapshot, Serde
-from fastbrain.formats.binary import Matrix, Reader, assign, row_blocks, to_floats
+from fastbrain.formats.binary import (
+    Matrix,
+    Reader,
+    assign,
+    require_finite,
+    row_blocks,
+    to_floats,
+)
 from fastbrain.formats.header import dumps, lora_from_object, lora_object
 from fastbrain.formats.strict_json import loads
 
@@ -51,7 +60,8 @@ def read(path: StrPath, lora: LoraConfig, adapters: Iterable[tuple[str, Tensor]]
         adapters: (name, matrix) of every `down` and `up` in file order, to be overwritten.
 
     Raises:
-        InvalidSnapshot: not such a file, or adapters of other settings or of another model.
+        InvalidSnapshot: not such a file, adapters of other settings or of another model, or a
+            value that is not a finite number.
         Serde: its header is damaged.
         Io: the file is missing, unreadable or cut short.
     """
@@ -66,11 +76,12 @@ def read(path: StrPath, lora: LoraConfig, adapters: Iterable[tuple[str, Tensor]]
         [count] = file.numbers(1)
         expected = [Matrix(name, *tensor.shape) for name, tensor in adapters]
         file.check_tensors(count, expected, lambda rows, cols: 4 * rows * cols, "this model")
-        file.read_through()
-        for _, tensor in adapters:
-            rows, cols = file.numbers(2)
-            for block in row_blocks(rows, 4 * cols):
-                assign(tensor[block], file.array((block.stop - block.start, cols), "<f4"))
+        start = file.tell()
+        for name, _, values in _blocks(file, adapters):
+            require_finite(values, path, name)
+        file.seek(start)
+        for _, view, values in _blocks(file, adapters):
+            assign(view, values)
 
 
 def read_settings(path: StrPath) -> LoraConfig:
@@ -92,6 +103,16 @@ def take_settings(file: Reader) -> LoraConfig:
         return lora_from_object(loads(file.take(length)))
     except (Serde, InvalidConfig) as error:
         raise type(error)(f"{file.path}: in its header, {error}") from error
+
+
+def _blocks(
+    file: Reader, adapters: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor, NDArray[Any]]]:
+    """The name, some rows, and what the file has for them, for all rows in file order."""
+    for name, tensor in adapters:
+        rows, cols = file.numbers(2)
+        for block in row_blocks(rows, 4 * cols):
+            yield name, tensor[block], file.array((block.stop - block.start, cols), "<f4")
 
 
 def _words(lora: LoraConfig) -> str:

@@ -8,7 +8,7 @@ are written by `atomic`, byte for byte those of the library.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from fastbrain.atomic import StrPath, io_errors, replacing
 from fastbrain.errors import InvalidSnapshot, Serde
 from fastbrain.formats.binary import Reader
+from fastbrain.formats.names import listed
 from fastbrain.formats.strict_json import loads, short
 
 MAX_HEADER_BYTES = 100_000_000
@@ -249,23 +250,14 @@ def _differences(found: Mapping[str, Entry], views: Mapping[str, Tensor]) -> lis
     shapes = [(n, found[n].shape, tuple(views[n].shape)) for n in both]
     dtypes = [(n, found[n].dtype, _DTYPES.get(views[n].dtype)) for n in both]
     return [
-        *_listed("the file lacks {} of its tensors", [n for n in views if n not in found]),
-        *_listed(
+        *listed("the file lacks {} of its tensors", [n for n in views if n not in found]),
+        *listed(
             "the file has {} tensors that the model lacks", [n for n in found if n not in views]
         ),
-        *_listed("{} shapes differ", [_two(*each) for each in shapes if each[1] != each[2]]),
-        *_listed("{} dtypes differ", [_two(*each) for each in dtypes if each[1] != each[2]]),
+        *listed("{} shapes differ", [_two(*each) for each in shapes if each[1] != each[2]]),
+        *listed("{} dtypes differ", [_two(*each) for each in dtypes if each[1] != each[2]]),
     ]
 
 
 def _two(name: str, in_file: object, in_model: object) -> str:
     return f"{name} is {in_file} in the file and {in_model} in the model"
-
-
-def _listed(what: str, names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    # what a terminal would obey is escaped as well
-    shown = [ascii(name)[1:-1][:200] for name in names[:5]]
-    more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
-    return [f"{what.format(len(names))}: {', '.join(shown + more)}"]

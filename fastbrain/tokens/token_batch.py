@@ -93,15 +93,10 @@ class TokenBatch:
             is_target: (B, S) bool: the tokens to predict, as in `with_loss_mask`.
             lengths: (B) int64: tokens of each sequence that are no padding.
 
-        Raises InvalidConfig for shapes that differ, and for segments that decrease.
+        Raises InvalidConfig for other shapes and types, fewer than two columns, ids below 0,
+        lengths outside 1..S, and segments that decrease.
         """
-        if not ids.shape == segments.shape == is_target.shape or len(lengths) != len(ids):
-            raise InvalidConfig(
-                f"ids, segments and is_target must have one shape, and lengths an entry for each "
-                f"row, got {[tuple(t.shape) for t in (ids, segments, is_target, lengths)]}"
-            )
-        if bool((segments.diff(dim=1) < 0).any()):
-            raise InvalidConfig("segments must not decrease along a sequence")
+        _check_packed(ids, segments, is_target, lengths)
         return cls._like(ids, lengths, is_target, segments)
 
     def with_loss_mask(self, flags: Sequence[bool] | Rectangle) -> Self:
@@ -224,6 +219,32 @@ class TokenBatch:
         made.ids, made.lengths, made.segments = ids, lengths, segments
         made._is_target, made._targets = is_target, None
         return made
+
+
+def _check_packed(ids: Tensor, segments: Tensor, is_target: Tensor, lengths: Tensor) -> None:
+    same = ids.shape == segments.shape == is_target.shape and ids.shape[:1] == lengths.shape
+    if ids.ndim != 2 or not same:
+        raise InvalidConfig(
+            f"ids, segments and is_target must have one shape, (B, S), and lengths (B,), got "
+            f"{[tuple(t.shape) for t in (ids, segments, is_target, lengths)]}"
+        )
+    B, S = ids.shape
+    if B < 1 or S < 2:
+        raise InvalidConfig(
+            f"ids has shape {(B, S)}; a batch needs a row, and a row 2 tokens to predict one"
+        )
+    for name, found in (("ids", ids), ("segments", segments), ("lengths", lengths)):
+        if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+            raise InvalidConfig(f"{name} is {found.dtype}; it must hold whole numbers")
+    if is_target.dtype != torch.bool:
+        raise InvalidConfig(f"is_target is {is_target.dtype}; it must be torch.bool")
+    if int(ids.min()) < 0:
+        raise InvalidConfig(f"ids holds {int(ids.min())}; ids count from 0, also on padding")
+    for length in (int(lengths.min()), int(lengths.max())):
+        if not 1 <= length <= S:
+            raise InvalidConfig(f"lengths holds {length}; each must be from 1 to S, which is {S}")
+    if bool((segments.diff(dim=1) < 0).any()):
+        raise InvalidConfig("segments must not decrease along a sequence")
 
 
 def _padded(sequences: Sequence[Ids] | Rectangle) -> tuple[Tensor, Tensor]:

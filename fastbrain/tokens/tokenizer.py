@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fastbrain import atomic
 from fastbrain.errors import EmptyDataset, InvalidConfig, Serde
+from fastbrain.tokens.small_file import read_small
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, "<|im_start|>", "<|im_end|>")  # ids 0 to 3
@@ -55,14 +56,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def load_tokenizer(path: atomic.StrPath) -> Tokenizer:
     """The tokenizer in a tokenizer.json, or in the one of a directory.
 
-    Raises Io for a file that cannot be read, Serde for one that holds no tokenizer.
+    Raises Io for a file that cannot be read, Serde for one that holds no tokenizer, or more than
+    any has.
     """
     file = Path(path, "tokenizer.json") if os.path.isdir(path) else Path(path)
-    with atomic.io_errors("read", file):
-        size = file.stat().st_size
-        if size > _MOST_BYTES:
-            raise Serde(f"{file} has {size} bytes, more than any tokenizer has")
-        data = file.read_bytes()
+    data = read_small(file, _MOST_BYTES)
     try:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the class that the package raises

@@ -9,7 +9,8 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from fastbrain import atomic
-from fastbrain.errors import InvalidConfig
+from fastbrain.errors import InvalidConfig, Serde
+from fastbrain.tokens.small_file import read_small
 from fastbrain.tokens.tokenizer import load_tokenizer
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -53,8 +54,8 @@ class TokenizerFiles:
 
         Raises:
             InvalidConfig: the tokenizer has no token that could end a text.
-            Io: there is no tokenizer.json, or it cannot be read.
-            Serde: it holds no tokenizer.
+            Io: there is no tokenizer.json, or one of the files cannot be read.
+            Serde: it holds no tokenizer, or another file is not what it should be; names it.
         """
         tokenizer = load_tokenizer(source)
         folder = Path(source) if os.path.isdir(source) else Path(source).parent
@@ -92,10 +93,12 @@ class TokenizerFiles:
 
 def _template(config: dict[str, Any], folder: Path) -> str | None:
     # newer versions of transformers write it to a file of its own
-    try:
-        return (folder / "chat_template.jinja").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        pass
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return read_small(path, _MOST_BYTES).decode()
+        except UnicodeDecodeError as error:
+            raise Serde(f"{path} is not UTF-8: {error}") from error
     found = config.get("chat_template")
     if isinstance(found, list):  # several, by name
         named = {e.get("name"): e.get("template") for e in found if isinstance(e, dict)}
@@ -110,12 +113,15 @@ def _ends(generation: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+    if not path.exists():
         return {}
-    return found if isinstance(found, dict) else {}
+    try:
+        found = json.loads(read_small(path, _MOST_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise Serde(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Serde(f"{path} must hold an object")
+    return found
 
 
 def _known(tokenizer: Tokenizer, named: object, usual: tuple[str, ...]) -> str | None:

@@ -96,7 +96,7 @@ class Camera:
         for name, tensors in live.items():
             for key, tensor in tensors.items():
                 self._host[name][key].copy_(tensor)
-        own = _json(self._trainer_state(settings, state, int(updates)))
+        own = huggingface.json_bytes(self._trainer_state(settings, state, int(updates)))
         return Snapshot(state.step, self._host, self._documents | {"trainer_state.json": own})
 
     def _trainer_state(self, settings: Settings, state: State, updates: int) -> dict[str, Any]:
@@ -138,12 +138,16 @@ def _model_documents(model: TransformerLm, corpus: Corpus) -> dict[str, bytes]:
     ends, pad = ((), None) if words is None else (words.files.ends, words.files.pad_id)
     eos = ends[0] if len(ends) == 1 else ends or None
     found = {
-        "config.json": _json(huggingface.config_json(model.config, eos=eos, pad=pad)),
-        "generation_config.json": _json(huggingface.generation_config_json(eos, pad)),
+        "config.json": huggingface.json_bytes(
+            huggingface.config_json(model.config, eos=eos, pad=pad)
+        ),
+        "generation_config.json": huggingface.json_bytes(
+            huggingface.generation_config_json(eos, pad)
+        ),
     }
     if words is not None:
         found["tokenizer.json"] = words.path.read_bytes()
-        found["tokenizer_config.json"] = _json(
+        found["tokenizer_config.json"] = huggingface.json_bytes(
             huggingface.tokenizer_config_json(
                 eos=words.files.eos,
                 pad=words.files.pad,
@@ -161,7 +165,3 @@ def _require_finite(name: str, tensor: Tensor) -> None:
     for first in range(0, values.size, _BLOCK):
         if not np.isfinite(values[first : first + _BLOCK]).all():
             raise NotFinite(f"{name} holds values that are not finite numbers; nothing was saved")
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
