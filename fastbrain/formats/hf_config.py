@@ -1,6 +1,5 @@
 """The config.json of an exported model: a training checkpoint's, in the words of its class."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastbrain.config import TransformerConfig
@@ -14,23 +13,14 @@ _CLASSES = {
 }
 
 
-def export_config(
-    config: TransformerConfig,
-    arch: str,
-    *,
-    dtype: str,
-    eos: int | Sequence[int] | None,
-    pad: int | None,
-) -> dict[str, Any]:
+def export_config(config: TransformerConfig, arch: str, *, dtype: str) -> dict[str, Any]:
     """The config.json of a model as this class of transformers.
 
     Args:
         arch: a `model_type` that can hold the model; that of a checkpoint is left as it is.
         dtype: what the weights beside it are in, as torch spells it.
-        eos: the id or ids that end a text.
-        pad: the id that fills a batch.
     """
-    found = config_json(config, dtype=dtype, eos=eos, pad=pad)
+    found = config_json(config, dtype=dtype)
     if arch == layouts.QWEN2:
         ernie = [key for key in found if key.startswith("moe_") or key == "use_bias"]
         found = {key: value for key, value in found.items() if key not in ernie}

@@ -19,11 +19,7 @@ from fastbrain.formats import hf_layout as layouts
 from fastbrain.formats.hf_config import export_config
 from fastbrain.formats.hf_files import INDEX, SINGLE
 from fastbrain.formats.hf_layout import Form, Stored, layout, to_stored
-from fastbrain.formats.huggingface import (
-    generation_config_json,
-    json_bytes,
-    tokenizer_config_json,
-)
+from fastbrain.formats.huggingface import documents, json_bytes
 from fastbrain.formats.safetensors_file import pieces as safetensors_pieces
 from fastbrain.formats.whole_directory import write_whole
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
@@ -98,12 +94,13 @@ def write_directory(
             f"a {arch}, but other programs may not",
             stacklevel=2,
         )
-    documents = _documents(config, arch, dtype, files)
+    described = export_config(config, arch, dtype=dtype)
+    texts = documents(described, files, config.max_seq_len)
     source = _Weights(config, dict(weights), DTYPES[dtype])
 
     def fill(directory: Path) -> None:
         source.write(directory, layout(config, arch), max_shard_bytes)
-        for name, data in documents.items():
+        for name, data in texts.items():
             atomic.write_new(directory / name, [data])
 
     return write_whole(out, fill, known=_KNOWN, force=force)
@@ -192,33 +189,3 @@ class _Weights:
             return torch.zeros(stored.shape, dtype=self._dtype)
         made = to_stored(stored.form, self._views[stored.piece], self._head_dim)
         return made.to(self._dtype).reshape(stored.shape)
-
-
-def _documents(
-    config: TransformerConfig, arch: str, dtype: str, files: TokenizerFiles | None
-) -> dict[str, bytes]:
-    ends, pad = (None, None) if files is None else (files.ends, files.pad_id)
-    eos = ends[0] if ends is not None and len(ends) == 1 else ends
-    described = export_config(config, arch, dtype=dtype, eos=eos, pad=pad)
-    generation = generation_config_json(ends, pad)
-    if files is None:
-        return {
-            "config.json": json_bytes(described),
-            "generation_config.json": json_bytes(generation),
-        }
-    words = tokenizer_config_json(
-        eos=files.eos,
-        pad=files.pad,
-        model_max_length=config.max_seq_len,
-        chat_template=files.chat_template,
-    )
-    if files.bos is not None:
-        begin = {"bos_token_id": files.tokenizer.token_to_id(files.bos)}
-        described, generation = described | begin, generation | begin
-        words["bos_token"] = files.bos
-    return {
-        "config.json": json_bytes(described),
-        "generation_config.json": json_bytes(generation),
-        "tokenizer_config.json": json_bytes(words),
-        "tokenizer.json": files.tokenizer.to_str().encode(),
-    }

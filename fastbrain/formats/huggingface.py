@@ -20,11 +20,13 @@ from fastbrain.formats.safetensors_file import (
     read_tensors,
     write_tensors,
 )
+from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
 __all__ = [
     "check_fits",
     "check_safetensors_header",
     "config_json",
+    "documents",
     "generation_config_json",
     "json_bytes",
     "read_tensors",
@@ -104,6 +106,41 @@ def tokenizer_config_json(
         "clean_up_tokenization_spaces": False,
     }
     return found | ({"chat_template": chat_template} if chat_template is not None else {})
+
+
+def documents(
+    config: Mapping[str, Any], files: TokenizerFiles | None, model_max_length: int
+) -> dict[str, bytes]:
+    """The JSON files of a model's directory, by name.
+
+    Args:
+        config: of `config_json`; its special ids become those of the tokenizer.
+        files: the tokenizer, which brings two files of its own.
+        model_max_length: positions that the model has.
+    """
+    if files is None:
+        return {
+            "config.json": json_bytes(config),
+            "generation_config.json": json_bytes(generation_config_json(None, None)),
+        }
+    ends = list(files.ends)
+    ids = {"eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": files.pad_id}
+    begin = {}
+    words = tokenizer_config_json(
+        eos=files.eos,
+        pad=files.pad,
+        model_max_length=model_max_length,
+        chat_template=files.chat_template,
+    )
+    if files.bos is not None:
+        begin = {"bos_token_id": files.tokenizer.token_to_id(files.bos)}
+        words["bos_token"] = files.bos
+    return {
+        "config.json": json_bytes({**config, **ids, **begin}),
+        "generation_config.json": json_bytes(generation_config_json(ends, files.pad_id) | begin),
+        "tokenizer_config.json": json_bytes(words),
+        "tokenizer.json": files.tokenizer.to_str(pretty=True).encode(),
+    }
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:

@@ -134,27 +134,12 @@ def moments(model: TransformerLm) -> dict[str, Tensor]:
 
 
 def _model_documents(model: TransformerLm, corpus: Corpus) -> dict[str, bytes]:
-    words = corpus.vocabulary
-    ends, pad = ((), None) if words is None else (words.files.ends, words.files.pad_id)
-    eos = ends[0] if len(ends) == 1 else ends or None
-    found = {
-        "config.json": huggingface.json_bytes(
-            huggingface.config_json(model.config, eos=eos, pad=pad)
-        ),
-        "generation_config.json": huggingface.json_bytes(
-            huggingface.generation_config_json(eos, pad)
-        ),
-    }
+    config, words = model.config, corpus.vocabulary
+    files = None if words is None else words.files
+    found = huggingface.documents(huggingface.config_json(config), files, config.max_seq_len)
     if words is not None:
+        # to the byte the one of the run, whichever version of the package wrote that
         found["tokenizer.json"] = words.path.read_bytes()
-        found["tokenizer_config.json"] = huggingface.json_bytes(
-            huggingface.tokenizer_config_json(
-                eos=words.files.eos,
-                pad=words.files.pad,
-                model_max_length=model.config.max_seq_len,
-                chat_template=words.files.chat_template,
-            )
-        )
     return found
 
 
