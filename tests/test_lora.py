@@ -2,6 +2,7 @@
 
 import re
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -202,7 +203,7 @@ def test_a_merged_model_answers_alike_and_trains_whole(lm):
 
 
 def test_a_model_may_be_built_with_adapters():
-    config = SHAPES["dense"].__class__(**vars(SHAPES["dense"]) | {"lora": LoraConfig(2, seed=9)})
+    config = replace(SHAPES["dense"], lora=LoraConfig(2, seed=9))
     built = TransformerLm(config, seed=1)
     added = TransformerLm(SHAPES["dense"], seed=1)
     added.add_lora(LoraConfig(2, seed=9))
@@ -264,3 +265,20 @@ def test_a_damaged_adapter_file_is_refused_and_changes_nothing(tmp_path):
             lm.load_lora(path)
         assert type(caught.value).__module__ == "fastbrain.errors", reason
         assert all(torch.equal(a, b) for a, (_, b) in zip(before, lm.adapters(), strict=True))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_adapters_that_are_no_numbers_are_refused_and_change_nothing(tmp_path, number):
+    lm, path = model(SHAPES["dense"]), tmp_path / "x.rbl"
+    lm.add_lora(LoraConfig(2))
+    name, last = lm.adapters()[-1]
+    kept = last[-1, -1].item()
+    last[-1, -1] = number
+    lm.save_lora(path)
+    last[-1, -1] = kept
+    for _, tensor in lm.adapters():
+        tensor += 1
+    before = [tensor.clone() for _, tensor in lm.adapters()]
+    with pytest.raises(InvalidSnapshot, match=f"{re.escape(name)} has values that are not finite"):
+        lm.load_lora(path)
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, lm.adapters(), strict=True))

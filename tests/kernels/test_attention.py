@@ -184,6 +184,20 @@ def test_segments_may_end_anywhere(twin, qkv, tensor, segments):
     assert_twins(op, definition, qkv(1, len(segments), 2, 1, 64), torch.float32)
 
 
+def test_segments_may_lie_anywhere_in_memory(twin, qkv, tensor):
+    inputs = qkv(2, 7, 2, 1, 16)
+    # what lies between and behind are the ids of other documents
+    whole = tensor([[0, 5, 0, 7, 1, 8, 1, 9, 1, 9, 2, 9, 2, 9]] * 2 + [[0] * 14], dtype=torch.int32)
+    whole[1] += 1
+    every_other = whole[:2, ::2]
+    one_for_all = whole[:1, :7].expand(2, 7)
+    for segments in (every_other, one_for_all):
+        assert not segments.is_contiguous()
+        expected = twin.causal_attention(**inputs, segments=segments.clone().contiguous())
+        found = twin.causal_attention(**inputs, segments=segments)
+        assert torch.equal(found, expected)
+
+
 def test_tiles_outside_of_a_document_are_not_visited(qkv, tensor):
     # a weight of 0 would let NaN through
     ids = tensor([[0] * 64 + [1] * 64], dtype=torch.int32)
