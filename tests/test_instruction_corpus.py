@@ -197,13 +197,13 @@ def test_every_file_that_the_run_was_trained_on_is_remembered(tmp_path):
     fingerprints = [made(first, tmp_path / "data").fingerprint]
     for count in (5, 6):
         now = settings(rows(tmp_path / f"{count}.jsonl", count))
-        data.remake(now, tmp_path / "data", lambda _: None)
+        data.keep(data.remake(now, tmp_path / "data", lambda _: None), tmp_path / "data")
         corpus = data.open_corpus(now, tmp_path / "data")
         assert corpus.replaced == fingerprints
         assert corpus.epoch_rows == count - 1
         fingerprints.append(corpus.fingerprint)
     # made again, it is the same and nothing was replaced
-    data.remake(now, tmp_path / "data", lambda _: None)
+    data.keep(data.remake(now, tmp_path / "data", lambda _: None), tmp_path / "data")
     assert data.open_corpus(now, tmp_path / "data").replaced == fingerprints[:2]
 
 

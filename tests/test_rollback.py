@@ -176,7 +176,7 @@ def test_going_back_changes_nothing_before_everything_is_checked(capsys):
     os.truncate(checkpoint("asked", 2) / "model.safetensors", 9)
     assert cli.main(["resume", "asked", "--step", "2"]) == 2
     said = capsys.readouterr().err
-    assert "step-00000002 cannot be gone back to: model.safetensors has 9 bytes" in said
+    assert "step-00000002 cannot be used: model.safetensors has 9 bytes" in said
     assert sorted(os.listdir("asked/checkpoints")) == before
     assert cli.main(["resume", "asked", "--step", "3"]) == 0
 

@@ -243,12 +243,17 @@ def test_a_run_that_was_made_shorter_than_it_is_is_refused(capsys):
     steps = len(losses("rows"))
     Path("few.jsonl").write_text("".join(Path("pairs.jsonl").read_text().splitlines(True)[:12]))
     few = ["--override", "data.train=few.jsonl"]
+    record = Path("rows/data/corpus.json").read_bytes()
     assert cli.main(["resume", "rows", *few]) == 2
     assert f"and {steps} are done" in capsys.readouterr().err
+    # what was refused has changed nothing
+    assert Path("rows/data/corpus.json").read_bytes() == record
+    assert cli.main(["resume", "rows"]) == 0
     assert cli.main(["resume", "rows", *few, "--override", "train.epochs=9"]) == 0
     said = capsys.readouterr().out
     assert f"the run had {steps} steps and now has {len(losses('rows'))}" in said
     assert "The learning rate at step" in said
+    assert [path.name for path in Path("rows/data").glob("train*")] == ["train-1.packed"]
 
 
 def test_what_a_model_lacks_is_told_before_anything_is_made(capsys):

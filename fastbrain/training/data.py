@@ -7,6 +7,7 @@ compares: rows drawn from another file would be another run.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from fastbrain.training.settings import Settings
 from fastbrain.training.vocabulary import Vocabulary, tokenizer_files
 
 _BLOCK = 1 << 20
+_TOKENS = re.compile(r"(train|validation)(-\d+)?\.(bin|packed)")
 
 # what is known of a token file, and in which kind of value
 _KNOWN = {"path": str, "bytes": int, "tokens": int, "max_id": int, "blocks_sha256": str}
@@ -86,22 +88,39 @@ def make(
     return int(named or size)
 
 
-def remake(settings: Settings, folder: Path, say: Callable[[str], object]) -> None:
+def remake(settings: Settings, folder: Path, say: Callable[[str], object]) -> dict[str, Any]:
     """Make the token files anew in the middle of a run, with the tokenizer that it has.
 
-    What they were is remembered, so that checkpoints made with them still belong to the run.
+    They lie beside the old ones until `keep` is given what this returns, so a run that is then
+    refused is as it was. What the old ones were is remembered there: checkpoints made with them
+    still belong to the run.
 
     Raises:
         FastBrainError: as `make`.
     """
     record = _record(folder)
     vocabulary = _vocabulary(record, folder)
-    before = record["files"]
+    before, replaced = record["files"], record.get("replaced", [])
     size = int(settings.model["vocab_size"])
-    record["files"] = _prepare(settings, folder, vocabulary, size, say)
-    if record["files"] != before:
-        record["replaced"] = [*record.get("replaced", []), before]
+    made = _prepare(settings, folder, vocabulary, size, say, f"-{len(replaced) + 1}")
+    if _content(made) != _content(before):
+        record |= {"files": made, "replaced": [*replaced, before]}
+    return record
+
+
+def keep(record: dict[str, Any], folder: Path) -> None:
+    """Make `record` that of the run, and delete the token files in `folder` that it lacks."""
     _write(record, folder)
+    named = {known["path"] for known in record["files"].values()}
+    for path in folder.iterdir():
+        owner = path.name.removesuffix(".json")
+        if _TOKENS.fullmatch(owner) and owner not in named:
+            with atomic.io_errors("delete", path):
+                path.unlink()
+
+
+def _content(files: dict[str, Any]) -> dict[str, Any]:
+    return {part: {**known, "path": None} for part, known in files.items()}
 
 
 def _instructed(files: TokenizerFiles, template: str | None) -> TokenizerFiles:
@@ -129,8 +148,12 @@ def _prepare(
     vocabulary: Vocabulary | None,
     vocab_size: int,
     say: Callable[[str], object],
+    tag: str = "",
 ) -> dict[str, Any]:
-    """Token files of the sources that the settings name; returns their fingerprints."""
+    """Token files of the sources that the settings name; returns their fingerprints.
+
+    `tag` tells the names of those in `folder` apart from the ones that were there before.
+    """
     data = settings.data
     files: dict[str, Any] = {}
     for part, source in (("train", data.train), ("validation", data.validation)):
@@ -141,7 +164,7 @@ def _prepare(
             assert vocabulary is not None
             prepared = prepare_instructions(
                 source,
-                folder / f"{part}.packed",
+                folder / f"{part}{tag}.packed",
                 ChatTemplate(vocabulary.files),
                 data.seq_len,
                 skip_bad=data.skip_bad,
@@ -150,7 +173,7 @@ def _prepare(
         else:
             prepared = prepare(
                 source,
-                folder / f"{part}.bin",
+                folder / f"{part}{tag}.bin",
                 None if vocabulary is None else vocabulary.files.tokenizer,
                 separator=None if vocabulary is None else vocabulary.files.eos_id,
             )
@@ -203,13 +226,18 @@ def _vocabulary(record: dict[str, Any], folder: Path) -> Vocabulary | None:
     return vocabulary
 
 
-def open_corpus(settings: Settings, folder: Path) -> Corpus:
-    """Open what `make` left in `folder`, split into what is trained on and what is held out.
+def open_corpus(settings: Settings, folder: Path, record: dict[str, Any] | None = None) -> Corpus:
+    """Open what is in `folder`, split into what is trained on and what is held out.
+
+    Args:
+        settings: of the run.
+        folder: the run's own.
+        record: of `remake`; what `make` or `keep` left when None.
 
     Raises:
         InvalidDataset: a file is not the one that was made, or too short for a row.
     """
-    record = _record(folder)
+    record = record or _record(folder)
     vocabulary = _vocabulary(record, folder)
     paths = {part: folder / known["path"] for part, known in record["files"].items()}
     for part, known in record["files"].items():

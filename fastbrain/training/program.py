@@ -74,9 +74,10 @@ def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -
     """
     run, found = going_on.run, going_on.checkpoint
     device = Device.find()
+    folder, record = run.path / "data", None
     if going_on.remake_data:
-        data.remake(settings, run.path / "data", console.say)
-    corpus = data.open_corpus(settings, run.path / "data")
+        record = data.remake(settings, folder, console.say)
+    corpus = data.open_corpus(settings, folder, record)
     settings = settings.with_train(epoch_rows=corpus.epoch_rows)
     resuming.require_length(settings, found.step if found else 0)
     model = _on_device(build(settings) if found is None else fresh(settings), device)
@@ -91,6 +92,8 @@ def go_on(going_on: GoingOn, lock: Lock, settings: Settings, console: Console) -
         console.say(f"going on from {found.path}")
         recorded = manifest.document(found.path / "trainer_state.json")
         changes += environment.differences(recorded, environment.environment(device, settings))
+    if record is not None:
+        data.keep(record, folder)
     if going_on.overriding:
         # once nothing speaks against it; the next start then needs no more than the first
         run = run.rewritten(settings.tables(), going_on.overridden)
