@@ -42,7 +42,7 @@ def test_it_loses_what_ours_loses(config: TransformerConfig) -> None:
         torch.testing.assert_close(theirs[name].grad, p.grad)
 
 
-@pytest.mark.parametrize("name", ["dense", "moe"])
+@pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.slow), "moe"])
 def test_mixed_precision_is_traced_in_one_piece(name):
     """A peer in many pieces would be slower than it has to be."""
     plain = PlainModel(SHAPES[name])

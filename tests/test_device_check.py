@@ -69,6 +69,7 @@ def test_a_skipped_case_is_no_failure(part):
     assert found["cases"]["a"]["skipped"] == "the card is too small"
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_killed_with_all_it_started(part, tmp_path):
     source = f"""
 def hang():

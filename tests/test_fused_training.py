@@ -86,7 +86,7 @@ def losses_of(twin, mixed_precision, steps=4):
     ("mixed_precision", "relative"),
     [
         pytest.param(False, 1e-4, id="fp32", marks=pytest.mark.slow),
-        pytest.param(True, 2e-2, id="bf16"),
+        pytest.param(True, 2e-2, id="bf16", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_trained_on_the_kernels_loses_what_it_loses_on_the_reference(

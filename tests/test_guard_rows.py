@@ -139,6 +139,7 @@ def test_every_step_micro_batch_and_tensor_may_be_poisoned(left_out, case):
 BAD = VOCAB - 1
 # where: of the one some rows are read late, of the other three steps in a row read some, twice
 NOISE = {"skip": (11_200, 11_400), "rollback": (4_000, 5_400)}
+POLICIES = [pytest.param("skip", marks=pytest.mark.slow), "rollback"]
 TOTAL = 64
 LONG = [
     f"train.max_steps={TOTAL}", "train.global_batch_size=4",
@@ -232,7 +233,7 @@ def read_log(name: str) -> list[dict]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills children of its own making")
-@pytest.mark.parametrize("policy", NOISE)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_bad_text_gives_the_same_log_after_a_kill(monkeypatch, mixed, policy):
     resumed_after_kills(monkeypatch, policy, [2 * 45 + 1])
 

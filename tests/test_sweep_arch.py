@@ -48,6 +48,7 @@ def on_card(monkeypatch, capsys, words, nvml=None, card=CARD, **figures):
     return code, json.loads(captured.out), captured.err
 
 
+@pytest.mark.slow
 def test_a_small_shape_prints_its_one_line():
     done = program(*SMALL, "1", "4", "2", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")

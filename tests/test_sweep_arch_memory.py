@@ -112,7 +112,12 @@ def test_memory_is_free_again_when_remedies_are_named(monkeypatch):
     ("words", "room_mib", "said"),
     [
         ("60000 512 3 2 64", 180, "Unable to allocate"),
-        ("1000 64 3 256 512", 100, "DefaultCPUAllocator: can't allocate memory"),
+        pytest.param(
+            "1000 64 3 256 512",
+            100,
+            "DefaultCPUAllocator: can't allocate memory",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["weights", "activations"],
 )
