@@ -272,10 +272,19 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("value", [1e7, math.nan, -math.inf])
-def test_what_eight_bits_cannot_hold_is_refused(tmp_path, value):
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("precision", ["f32", "q8_0"])
+def test_weights_that_are_not_finite_are_not_written(tmp_path, value, precision):
     made = weights(DENSE)
     dict(made)["model.layers.1.mlp.up_proj.weight"][63, 31] = value
+    with pytest.raises(InvalidConfig, match=r"ffn_up\.weight holds values that are not finite"):
+        written(tmp_path, DENSE, made, precision=precision)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_eight_bits_cannot_hold_is_refused(tmp_path):
+    made = weights(DENSE)
+    dict(made)["model.layers.1.mlp.up_proj.weight"][63, 31] = 1e7
     with pytest.raises(InvalidConfig, match=r"blk\.1\.ffn_up\.weight has a value of .*f32 or bf16"):
         written(tmp_path, DENSE, made, precision="q8_0")
     assert not list(tmp_path.iterdir())

@@ -277,3 +277,13 @@ def test_shards_smaller_than_any_tensor_hold_one_each(tmp_path):
     shards = list((tmp_path / "out").glob("model-*.safetensors"))
     assert len(shards) == len(made.weights())
     assert all(len(load_file(shard)) == 1 for shard in shards)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_exported(tmp_path, value):
+    lm = model(DENSE)
+    with torch.no_grad():
+        lm.module.norm.weight[5] = value
+    with pytest.raises(InvalidConfig, match=r"norm\.weight holds values that are not finite"):
+        lm.save_pretrained(tmp_path / "out")
+    assert not list(tmp_path.iterdir())

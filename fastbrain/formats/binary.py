@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastbrain.atomic import StrPath, io_errors
-from fastbrain.errors import InvalidSnapshot, Io
+from fastbrain.errors import InvalidConfig, InvalidSnapshot, Io
 
 # which file a magic belongs to, and the call that reads it
 _KNOWN = {
@@ -183,6 +183,15 @@ def require_finite(values: NDArray[Any], path: StrPath, name: str) -> None:
     if not np.isfinite(values).all():
         raise InvalidSnapshot(
             f"{os.fspath(path)}: {name} has values that are not finite numbers; the file is damaged"
+        )
+
+
+def require_exportable(tensor: Tensor, name: str) -> None:
+    """Refuse to export weights that are NaN or infinite, since whoever reads them would."""
+    if not bool(tensor.isfinite().all()):
+        raise InvalidConfig(
+            f"{name} holds values that are not finite numbers, and nothing was exported; go back "
+            "to a checkpoint from before they appeared"
         )
 
 

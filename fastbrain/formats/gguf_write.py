@@ -13,7 +13,7 @@ from torch import Tensor
 from fastbrain.atomic import StrPath, replacing
 from fastbrain.config import Llama3Scaling, TransformerConfig
 from fastbrain.errors import InvalidConfig
-from fastbrain.formats.binary import to_floats
+from fastbrain.formats.binary import require_exportable, to_floats
 from fastbrain.formats.gguf_config import config_keys
 from fastbrain.formats.gguf_header import TYPES, Entry, gguf_package
 from fastbrain.formats.gguf_layout import (
@@ -162,6 +162,7 @@ def _packed(
     for part in tensor.parts:
         for rows in tensor.blocks():
             block = views[part].detach()[rows]
+            require_exportable(block, name)
             values = to_floats(interleaved(block, len(block)) if tensor.heads else block)
             if kind == "Q8_0":
                 _check_range(values, name)

@@ -16,6 +16,7 @@ from fastbrain import atomic
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidConfig
 from fastbrain.formats import hf_layout as layouts
+from fastbrain.formats.binary import require_exportable
 from fastbrain.formats.hf_config import export_config
 from fastbrain.formats.hf_files import INDEX, SINGLE
 from fastbrain.formats.hf_layout import Form, Stored, layout, to_stored
@@ -66,8 +67,8 @@ def write_directory(
         The directory, links followed.
 
     Raises:
-        InvalidConfig: `arch` cannot hold the model, `out` exists, or the tokenizer has more
-            tokens than the model.
+        InvalidConfig: `arch` cannot hold the model, `out` exists, the tokenizer has more tokens
+            than the model, or a weight is not a finite number.
         Io: a file cannot be written.
     """
     if config.lora is not None:
@@ -187,5 +188,6 @@ class _Weights:
     def _tensor(self, stored: Stored) -> Tensor:
         if stored.form is Form.ZERO:
             return torch.zeros(stored.shape, dtype=self._dtype)
+        require_exportable(self._views[stored.piece], stored.name)
         made = to_stored(stored.form, self._views[stored.piece], self._head_dim)
         return made.to(self._dtype).reshape(stored.shape)
