@@ -4,6 +4,7 @@ import pytest
 from texts import MIXED, TOPICS, copy_of, small_tokenizer
 
 from fastbrain.errors import EmptyDataset, InvalidConfig, Io, Serde
+from fastbrain.tokens import tokenizer as tokenizer_module
 from fastbrain.tokens.tokenizer import load_tokenizer, tokenizer_sha256, train_tokenizer
 
 
@@ -82,3 +83,16 @@ def test_the_digest_tells_tokenizers_apart_and_not_their_layout(tokenizer, tmp_p
     assert tokenizer_sha256(loaded) == tokenizer_sha256(tokenizer)
     loaded.add_tokens(["York"])
     assert tokenizer_sha256(loaded) != tokenizer_sha256(tokenizer)
+
+
+def test_no_more_text_is_read_than_teaches_anything(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "TRAINING_CHARACTERS", 10)
+    read = []
+
+    def texts():
+        for text in ("one two", "three", "four"):
+            read.append(text)
+            yield text
+
+    train_tokenizer(texts(), 300)
+    assert read == ["one two", "three"]

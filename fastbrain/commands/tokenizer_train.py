@@ -1,7 +1,6 @@
 """A tokenizer made from text, and the two files that it is kept in."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -12,10 +11,8 @@ from fastbrain.formats.huggingface import tokenizer_config_json
 from fastbrain.formats.whole_directory import write_whole
 from fastbrain.tokens.chat_template import CHATML
 from fastbrain.tokens.prepare import texts, train_tokenizer
-from fastbrain.tokens.tokenizer import END_OF_TEXT
-from fastbrain.training.vocabulary import TRAINING_CHARACTERS
+from fastbrain.tokens.tokenizer import END_OF_TEXT, PAD
 
-_PAD = "<|pad|>"
 _CONFIG = "tokenizer_config.json"
 
 
@@ -37,9 +34,9 @@ def train(source: Path, out: Path, vocab_size: int, field: str, force: bool) -> 
     there = [path for path in (file, file.with_name(_CONFIG)) if path.exists()]
     if there and not force:
         raise InvalidConfig(f"{there[0]} exists: choose another place, or replace it with --force")
-    tokenizer = train_tokenizer(_some(texts(source, field)), vocab_size)
+    tokenizer = train_tokenizer(texts(source, field), vocab_size)
     config = tokenizer_config_json(
-        eos=END_OF_TEXT, pad=_PAD, model_max_length=0, chat_template=CHATML
+        eos=END_OF_TEXT, pad=PAD, model_max_length=0, chat_template=CHATML
     )
     # the model that will use it says how long a text may be
     del config["model_max_length"]
@@ -61,13 +58,3 @@ def _write_directory(target: Path, content: dict[str, str]) -> None:
             atomic.write_new(folder / name, [text.encode()])
 
     write_whole(target, fill)
-
-
-def _some(documents: Iterator[str]) -> Iterator[str]:
-    # more text teaches nothing new, and every word of it is held in memory
-    read = 0
-    for text in documents:
-        yield text
-        read += len(text)
-        if read >= TRAINING_CHARACTERS:
-            return

@@ -15,6 +15,8 @@ from fastbrain.tokens.small_file import read_small
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, "<|im_start|>", "<|im_end|>")  # ids 0 to 3
 _MOST_BYTES = 64 << 20
+# a tokenizer learns nothing new from more text than this, and its training holds every word
+TRAINING_CHARACTERS = 100_000_000
 _SMALLEST = len(SPECIAL_TOKENS) + 256
 
 
@@ -22,8 +24,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE of at most `vocab_size` tokens, split as GPT-2 does; any text round-trips.
 
     Ids 0 to 3 are the special tokens, then come the bytes, then what occurs most. The same texts
-    give the same tokenizer; few texts give fewer tokens. Raises InvalidConfig for a `vocab_size`
-    too small for the bytes, EmptyDataset if there is no text.
+    give the same tokenizer; few texts give fewer tokens, and what comes after the first 100 million
+    characters is not read. Raises InvalidConfig for a `vocab_size` too small for the bytes,
+    EmptyDataset if there is no text.
     """
     if vocab_size < _SMALLEST:
         raise InvalidConfig(
@@ -46,6 +49,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         for text in texts:
             read += len(text)
             yield text
+            if read >= TRAINING_CHARACTERS:
+                return
 
     tokenizer.train_from_iterator(counted(), trainer)
     if read == 0:

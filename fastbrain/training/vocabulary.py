@@ -3,7 +3,7 @@
 What a file of ids means hangs on this one file, so every checkpoint carries a copy of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,9 +15,6 @@ from fastbrain.tokens.tokenizer import END_OF_TEXT, PAD, tokenizer_sha256
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
 
 VOCABULARY = 4_096
-
-# a tokenizer learns nothing new from more text than this, and its training holds every word
-TRAINING_CHARACTERS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def tokenizer_files(source: str | None, train: str) -> TokenizerFiles:
         EmptyDataset, InvalidDataset: there is no text to train on.
     """
     if source is None:
-        trained = train_tokenizer(_some(texts(train)), VOCABULARY)
+        trained = train_tokenizer(texts(train), VOCABULARY)
         return TokenizerFiles(trained, END_OF_TEXT, PAD)
     try:
         return TokenizerFiles.read(source)
@@ -104,12 +101,3 @@ def _record(files: TokenizerFiles) -> dict[str, Any]:
         "chat_template": files.chat_template,
         "ends": list(files.ends),
     }
-
-
-def _some(documents: Iterator[str]) -> Iterator[str]:
-    read = 0
-    for text in documents:
-        yield text
-        read += len(text)
-        if read >= TRAINING_CHARACTERS:
-            return
