@@ -89,3 +89,8 @@ def test_a_fiftieth_of_the_run_warms_up(steps, warmup):
     settings = asked(f"train.max_steps={steps}")
     assert settings.warmup == warmup
     assert settings.with_train(warmup_steps=0).warmup == 0
+
+
+def test_data_are_instructions_whatever_a_configuration_leaves_out():
+    Path("plain.toml").write_text("[train]\nmax_steps = 2\n")
+    assert asked("--config=plain.toml").data.kind == "instructions"

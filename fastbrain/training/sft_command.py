@@ -63,6 +63,7 @@ def _request(options: argparse.Namespace, console: Console) -> Request:
     if lora and "rank" not in lora:
         raise InvalidConfig(f"--lora-{min(lora)} is of adapters: give --lora-rank as well")
     named = {
+        "data.kind": "instructions",
         "train.init": options.model,
         "data.train": options.data,
         "data.validation": options.validation,
