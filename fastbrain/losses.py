@@ -68,7 +68,7 @@ def file_losses(
     evaluate: Callable[[TokenBatch], TotalLoss], tokens: TokenFile, sequences: int, seq_len: int
 ) -> TotalLoss:
     """The losses over all windows of a file; see `TransformerLm.evaluate_file`."""
-    found = summed_losses(evaluate, chunks(tokens, sequences, seq_len))
+    found = summed_losses(evaluate, chunks(lambda index: tokens.chunk(index, sequences, seq_len)))
     if found is None:
         raise InvalidDataset(
             f"the file's {tokens.tokens()} tokens do not fill one window of {seq_len}; "
@@ -77,10 +77,10 @@ def file_losses(
     return found
 
 
-def chunks(tokens: TokenFile, sequences: int, seq_len: int) -> Iterator[TokenBatch]:
-    """All whole windows of a file, `sequences` at a time."""
+def chunks(chunk: Callable[[int], TokenBatch | None]) -> Iterator[TokenBatch]:
+    """The batches that `chunk` gives for 0, 1, ... until it gives none."""
     for index in count():
-        batch = tokens.chunk(index, sequences, seq_len)
+        batch = chunk(index)
         if batch is None:
             return
         yield batch

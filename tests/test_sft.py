@@ -183,6 +183,8 @@ def test_the_same_command_goes_on_with_the_run(capsys):
         (["--lora-rank=0"], "lora.rank must be at least 1, got 0"),
         (["--lora-alpha=2"], "--lora-alpha is of adapters: give --lora-rank as well"),
         (["--template=none.jinja"], "data.template: there is no file or folder"),
+        (["--template=moe/model.safetensors"], "model.safetensors is not UTF-8"),
+        (["--template=moe"], "moe: it is not a plain file"),
         (["--epochs=2", "train.max_steps=3"], "has train.max_steps and train.epochs"),
         (["data.seq_len=10"], "pairs.jsonl, line 1"),
     ],

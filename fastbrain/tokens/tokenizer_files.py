@@ -91,14 +91,24 @@ class TokenizerFiles:
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())
 
 
+def read_template(path: Path) -> str:
+    """The text of a Jinja file.
+
+    Raises:
+        Io: it is missing, unreadable or no plain file.
+        Serde: it is too large for a template, or not UTF-8.
+    """
+    try:
+        return read_small(path, _MOST_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise Serde(f"{path} is not UTF-8: {error}") from error
+
+
 def _template(config: dict[str, Any], folder: Path) -> str | None:
     # newer versions of transformers write it to a file of its own
     path = folder / "chat_template.jinja"
     if path.exists():
-        try:
-            return read_small(path, _MOST_BYTES).decode()
-        except UnicodeDecodeError as error:
-            raise Serde(f"{path} is not UTF-8: {error}") from error
+        return read_template(path)
     found = config.get("chat_template")
     if isinstance(found, list):  # several, by name
         named = {e.get("name"): e.get("template") for e in found if isinstance(e, dict)}

@@ -115,7 +115,7 @@ class TextCorpus(Corpus):
         return found
 
     def held_out_batches(self, sequences: int) -> Iterator[TokenBatch]:
-        return chunks(self.held_out, sequences, self.seq_len)
+        return chunks(lambda index: self.held_out.chunk(index, sequences, self.seq_len))
 
     def prompts(self, count: int, most: int) -> list[list[int]]:
         length = min(_PROMPT_TOKENS, most, self.held_out.tokens() // 2)
@@ -156,10 +156,7 @@ class InstructionCorpus(Corpus):
         return found
 
     def held_out_batches(self, sequences: int) -> Iterator[TokenBatch]:
-        index = 0
-        while (batch := self.held_out.chunk(index, sequences)) is not None:
-            yield batch
-            index += 1
+        return chunks(lambda index: self.held_out.chunk(index, sequences))
 
     def prompts(self, count: int, most: int) -> list[list[int]]:
         found = []

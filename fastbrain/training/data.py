@@ -20,7 +20,7 @@ from fastbrain.tokens.instructions import PreparedInstructions, prepare_instruct
 from fastbrain.tokens.packed_file import PackedFile
 from fastbrain.tokens.prepare import Prepared, prepare
 from fastbrain.tokens.token_file import TokenFile
-from fastbrain.tokens.tokenizer_files import TokenizerFiles
+from fastbrain.tokens.tokenizer_files import TokenizerFiles, read_template
 from fastbrain.training import manifest
 from fastbrain.training.corpus import (
     EVALUATION_TOKENS,
@@ -132,13 +132,9 @@ def _instructed(files: TokenizerFiles, template: str | None) -> TokenizerFiles:
 
     Raises:
         InvalidConfig: the template cannot be parsed.
-        Io: it cannot be read.
+        Io, Serde: it cannot be read.
     """
-    text = None
-    if template is not None:
-        with atomic.io_errors("read", template):
-            text = Path(template).read_text("utf-8")
-    chat = ChatTemplate(files, text)
+    chat = ChatTemplate(files, None if template is None else read_template(Path(template)))
     return replace(files, chat_template=chat.template, ends=chat.end_ids)
 
 
@@ -280,15 +276,19 @@ def _instructions(
     settings: Settings, paths: dict[str, Path], common: dict[str, Any]
 ) -> InstructionCorpus:
     seed, seq_len = settings.train.seed, settings.data.seq_len
-    train = PackedFile.open(paths["train"], seq_len, seed)
-    held_out = train
+
+    def opened(part: str, span: tuple[int, int] | None = None) -> PackedFile:
+        return PackedFile.open(paths[part], seq_len, seed, span)
+
     most = max(EVALUATION_TOKENS // seq_len, 1)
     if "validation" in paths:
-        rows = PackedFile.open(paths["validation"], seq_len, seed).rows()
-        held_out = PackedFile.open(paths["validation"], seq_len, seed, (0, min(rows, most)))
+        with opened("validation") as whole:
+            rows = whole.rows()
+        train, held_out = opened("train"), opened("validation", (0, min(rows, most)))
     else:
         # the last 5 %, and a row at least
-        rows = train.rows()
+        with opened("train") as whole:
+            rows = whole.rows()
         end = rows - -(-rows // 20)
         if end < 1:
             raise InvalidDataset(
@@ -296,8 +296,7 @@ def _instructions(
                 "training needs one beside what is held out: give more examples, data.validation, "
                 "or a lower data.seq_len"
             )
-        held_out = PackedFile.open(paths["train"], seq_len, seed, (end, min(rows, end + most)))
-        train = PackedFile.open(paths["train"], seq_len, seed, (0, end))
+        train, held_out = opened("train", (0, end)), opened("train", (end, min(rows, end + most)))
     return InstructionCorpus(**common, bytes_per_token=None, train=train, held_out=held_out)
 
 
