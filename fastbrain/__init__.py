@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastbrain.lm import TransformerLm
     from fastbrain.losses import TotalLoss
     from fastbrain.optim import Optimizer
+    from fastbrain.parallel.ranks import RankLost, Ranks
     from fastbrain.precision import Precision
     from fastbrain.sampler import Sampler
     from fastbrain.schedule import Schedule
@@ -55,6 +56,8 @@ _HOME = {
     "Optimizer": "optim",
     "ParameterCounts": "config",
     "Precision": "precision",
+    "RankLost": "parallel.ranks",
+    "Ranks": "parallel.ranks",
     "Sampler": "sampler",
     "Schedule": "schedule",
     "SequenceTooLong": "errors",
@@ -84,6 +87,8 @@ __all__ = [
     "Optimizer",
     "ParameterCounts",
     "Precision",
+    "RankLost",
+    "Ranks",
     "Sampler",
     "Schedule",
     "SequenceTooLong",

@@ -22,7 +22,7 @@ from fastbrain.commands import (
     verify,
 )
 from fastbrain.training import command, sft_command
-from fastbrain.training.command import Request
+from fastbrain.training.command import Asked
 from fastbrain.training.progress import Console
 
 _EPILOG = """example:
@@ -92,10 +92,10 @@ def _said(execute: Callable[[argparse.Namespace], int], options: argparse.Namesp
         return command.FAILED
 
 
-def _train(request: Request, console: Console) -> int:
+def _train(asked: Asked, console: Console) -> int:
     from fastbrain import train
 
-    return train.run(request, console)
+    return train.run(asked, console)
 
 
 if __name__ == "__main__":

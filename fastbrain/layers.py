@@ -5,14 +5,16 @@ one by the FP32 master itself, so no layer has a precision setting.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
+from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fastbrain.config import LinearScaling, Llama3Scaling, LoraConfig, TransformerConfig
 from fastbrain.kernels import causal_attention, linear, rms_norm, rotary, swiglu
@@ -54,6 +56,11 @@ class Weight(nn.Module):
     most writers. PyTorch's fused optimizers leave none, nor does one that writes through `.data`;
     so a step of any `torch.optim.Optimizer` counts as a write of all its parameters. Other writes
     through `.data` are not seen.
+
+    Attributes:
+        transient: whether the master is there only while it is used, gathered from shards. Then
+            nothing made from it is kept: neither its version nor its address tells of a new value,
+            and a shadow held until backward would be a whole copy of the weights.
     """
 
     def __init__(self, *shape: int) -> None:
@@ -61,6 +68,7 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.shadow: Tensor | None = None
         self.adapter: Adapter | None = None
+        self.transient = False
         self._cast_at: tuple[int, int] | None = None
         self._folded: tuple[object, tuple[Tensor, Tensor | None]] | None = None
 
@@ -68,6 +76,8 @@ class Weight(nn.Module):
         """The shadow to multiply by operands of this dtype; None where the master itself is."""
         if dtype == self.weight.dtype:
             return None
+        if self.transient:
+            return _passing_shadow(self, dtype)
         if self.shadow is None or self._cast_at != self._state():
             _watch_optimizers()
             _shadowed.add(id(self.weight))
@@ -100,7 +110,7 @@ class Weight(nn.Module):
         """The weight to differentiate, adapter included, and the shadow for operands of `dtype`."""
         if self.adapter is None:
             return self.weight, self.operand(dtype)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or self.transient:
             self._folded = None  # training needs the memory
             return _with_shadow(self.adapter.fold(self.weight), dtype)
         # decoding asks for it at every token
@@ -113,6 +123,34 @@ class Weight(nn.Module):
 
     def _state(self) -> tuple[int, int]:
         return self.weight._version, self.weight.data_ptr()
+
+
+def _passing_shadow(weight: Weight, dtype: torch.dtype) -> Tensor:
+    shadow = weight.weight.detach().to(dtype, copy=True)
+    _passing[shadow] = weight, dtype
+    return shadow
+
+
+@contextmanager
+def casting_again() -> Iterator[None]:
+    """A forward whose graph keeps no shadow of a transient weight: backward casts it again.
+
+    By then the master has to be there again, as FSDP2 sees to.
+    """
+
+    def pack(saved: Tensor) -> Tensor | tuple[Weight, torch.dtype]:
+        found = _passing.get(saved)
+        return saved if found is None else found
+
+    def unpack(kept: Tensor | tuple[Weight, torch.dtype]) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0].weight.detach().to(kept[1])
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+# shadows of transient weights, for as long as they live
+_passing: MutableMapping[Tensor, tuple[Weight, torch.dtype]] = WeakIdKeyDictionary()
 
 
 def _with_shadow(folded: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

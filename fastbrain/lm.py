@@ -7,7 +7,8 @@ nothing: the host reads them when something prints them.
 import math
 import secrets
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Self
 
 import torch
@@ -17,20 +18,27 @@ from fastbrain import generate as decoding
 from fastbrain.builder import Builder
 from fastbrain.config import ParameterCounts, TransformerConfig
 from fastbrain.devices import claim_cuda, naming_remedies
+from fastbrain.distributed_model import DistributedModel
 from fastbrain.errors import InvalidConfig, SequenceTooLong, TokenOutOfRange
 from fastbrain.generate import Decoder, Stop, stop_ids
+from fastbrain.layers import casting_again
 from fastbrain.losses import TotalLoss, batch_losses, file_losses
 from fastbrain.optim import Optimizer
 from fastbrain.optimizer_state import warn_cold
+from fastbrain.parallel.ranks import hearing
+from fastbrain.parallel.shards import give_up
 from fastbrain.sampler import Sampler
-from fastbrain.stored_model import StoredModel
 from fastbrain.tokens import TokenBatch, TokenFile
 from fastbrain.tokens.ids import Ids
 from fastbrain.transformer import initialize, initialize_adapters, split_parameters
 
 
-class TransformerLm(StoredModel):
-    """A language model with its optimizer; its attributes and files are those of `StoredModel`."""
+class TransformerLm(DistributedModel):
+    """A language model with its optimizer.
+
+    Its attributes and files are those of `StoredModel`, training with several ranks is of
+    `DistributedModel`.
+    """
 
     def __init__(
         self,
@@ -75,10 +83,6 @@ class TransformerLm(StoredModel):
         self.step(1.0)
         return losses
 
-    def zero_grad(self) -> None:
-        """Clears the accumulated gradients."""
-        self.module.zero_grad(set_to_none=True)
-
     def accumulate_step(
         self, batch: TokenBatch, weight: float = 1.0, auxiliary_weight: float | None = None
     ) -> TotalLoss:
@@ -95,14 +99,16 @@ class TransformerLm(StoredModel):
             TokenOutOfRange: an id outside the vocabulary.
             SequenceTooLong: the batch is longer than `max_seq_len`.
             Cuda: out of device memory.
+            RankLost: another rank of a distributed model is gone.
         """
         auxiliary_weight = weight if auxiliary_weight is None else auxiliary_weight
         for name, value in (("weight", weight), ("auxiliary_weight", auxiliary_weight)):
             if not math.isfinite(value):
                 raise InvalidConfig(f"{name} must be a finite number, got {value}")
         self._check(batch)
-        with naming_remedies():
-            losses = batch_losses(self.module, batch)
+        with self._guarded():
+            with casting_again() if self.sharded else nullcontext():
+                losses = batch_losses(self._net, batch, self._device())
             total = losses.lm_loss * weight + losses.auxiliary_loss * auxiliary_weight
             total.backward()  # type: ignore[no-untyped-call]
         return losses.detach()
@@ -110,7 +116,7 @@ class TransformerLm(StoredModel):
     def step(self, scale: float) -> None:
         """Updates with the accumulated gradients times `scale`, and clears them."""
         self._before_update()
-        with naming_remedies():
+        with self._guarded():
             self._state.update(self.optimizer, scale)
 
     def step_clipped(self, scale: float, max_norm: float, loss: Tensor | None = None) -> Tensor:
@@ -124,7 +130,7 @@ class TransformerLm(StoredModel):
             The norm of the scaled gradients before clipping, 0-d FP32.
         """
         self._before_update()
-        with naming_remedies():
+        with self._guarded():
             norm = self._state.update(self.optimizer, scale, max_norm, loss)
         assert norm is not None
         return norm
@@ -151,10 +157,16 @@ class TransformerLm(StoredModel):
     # evaluation
 
     def evaluate(self, batch: TokenBatch) -> TotalLoss:
-        """The losses of a batch; touches neither gradients nor any other state."""
+        """The losses of a batch; touches neither gradients nor any other state.
+
+        Each rank of a distributed model has those of its own batch. Where the model is in parts,
+        every rank has to call it as often as the others.
+        """
         self._check(batch)
-        with torch.no_grad(), naming_remedies():
-            return batch_losses(self.module, batch)
+        with torch.no_grad(), self._guarded():
+            losses = batch_losses(self.module, batch, self._device())
+            give_up(self.module)
+        return losses
 
     def evaluate_file(self, tokens: TokenFile, sequences: int, seq_len: int) -> TotalLoss:
         """The losses over all of a file, in windows of `seq_len`, each token weighted alike.
@@ -183,7 +195,9 @@ class TransformerLm(StoredModel):
             UnsupportedCuda: there is no such device, or it is older than compute capability 8.0.
             CudaMemoryBudget: weights, gradients and moments alone exceed the budget.
             Cuda: the device ran out of memory.
+            InvalidConfig: the model is distributed over several ranks.
         """
+        self._refuse_distributed("to_cuda")
         trained, frozen = split_parameters(self.config)
         # value, gradient and two moments, or a value alone, FP32 each
         claim_cuda(device, 16 * trained + 4 * frozen, budget_mib)
@@ -192,6 +206,7 @@ class TransformerLm(StoredModel):
 
     def to_cpu(self) -> None:
         """Moves the model to the CPU, moments included."""
+        self._refuse_distributed("to_cpu")
         self._to(torch.device("cpu"))
 
     def sync_from_device(self) -> None:
@@ -225,6 +240,7 @@ class TransformerLm(StoredModel):
         self, prompt: Ids, n: int, sampler: Sampler, callback: Callable[[int], bool]
     ) -> list[int]:
         """`generate`, showing each new id to `callback`, which returns False to stop after it."""
+        self._require_whole()
         return decoding.generate_with(self.module, prompt, n, sampler, callback)
 
     def generate_batch(
@@ -235,10 +251,12 @@ class TransformerLm(StoredModel):
         stop: Stop = (),
     ) -> list[list[int]]:
         """`generate` for several prompts at once, which may differ in length."""
+        self._require_whole()
         return decoding.generate_batch(self.module, prompts, n, sampler, stop)
 
     def decoder(self) -> Decoder:
         """A sequence to feed and extend piece by piece."""
+        self._require_whole()
         return Decoder(self.module)
 
     def _check(self, batch: TokenBatch) -> None:
@@ -261,7 +279,7 @@ class TransformerLm(StoredModel):
             )
             self.quantized_file = None
 
-    def _to(self, device: torch.device) -> None:
-        self.module.to(device)
-        self._state.to(device)
-        self._set_precision()
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with naming_remedies(), hearing(self._ranks):
+            yield

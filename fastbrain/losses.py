@@ -1,15 +1,14 @@
 """What a model loses on a batch, or on a whole file: sums and counts, and the means they give."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbrain.errors import InvalidDataset
 from fastbrain.tokens import TokenBatch, TokenFile
-from fastbrain.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class TotalLoss:
         )
 
 
-def batch_losses(module: Transformer, batch: TokenBatch) -> TotalLoss:
-    """The losses of a batch, on the module's device and differentiable."""
-    device = module.embedding.weight.device
+def batch_losses(module: nn.Module, batch: TokenBatch, device: torch.device) -> TotalLoss:
+    """The losses of a batch, differentiable, of a `Transformer` on `device` or what wraps one."""
     targets, mask = batch.targets()
     valid = batch.layout().valid
     segments, positions = batch.segments, batch.positions()
@@ -87,9 +85,18 @@ def chunks(chunk: Callable[[int], TokenBatch | None]) -> Iterator[TokenBatch]:
 
 
 def summed_losses(
-    evaluate: Callable[[TokenBatch], TotalLoss], batches: Iterable[TokenBatch]
+    evaluate: Callable[[TokenBatch], TotalLoss],
+    batches: Iterable[TokenBatch],
+    add: Callable[[Sequence[float]], Sequence[float]] | None = None,
 ) -> TotalLoss | None:
-    """The losses over several batches, each token weighted alike, summed in FP64; None of none."""
+    """The losses over several batches, each token weighted alike, summed in FP64; None of none.
+
+    Args:
+        evaluate: gives a batch's losses.
+        batches: of this process.
+        add: sums numbers over the processes where others have more batches; takes what is lost in
+            all, the auxiliary part, predictions and tokens.
+    """
     loss_sum = auxiliary = torch.zeros((), dtype=torch.float64)
     predicted = torch.zeros((), dtype=torch.int64)
     tokens = 0
@@ -101,6 +108,10 @@ def summed_losses(
         auxiliary = auxiliary.to(device) + losses.auxiliary_loss.double() * batch.valid_tokens()
         predicted = predicted.to(device) + losses.predicted
         tokens += batch.valid_tokens()
+    if add is not None:
+        found = add([float(loss_sum), float(auxiliary), int(predicted), tokens])
+        loss_sum, auxiliary = torch.tensor(found[:2], dtype=torch.float64).unbind()
+        predicted, tokens = torch.tensor(int(found[2])), int(found[3])
     if tokens == 0:
         return None
     return TotalLoss(

@@ -15,6 +15,8 @@ from fastbrain.errors import InvalidConfig
 from fastbrain.kernels import AdamScalars, adam_step, grad_norm
 from fastbrain.layers import Weight
 from fastbrain.optim import Adam, Lion, Optimizer, in_range
+from fastbrain.parallel.ranks import Ranks
+from fastbrain.parallel.shards import fill, is_sharded, part
 from fastbrain.transformer import Transformer, pieces
 
 
@@ -23,10 +25,14 @@ class OptimizerState:
 
     A frozen parameter has no moments and is never updated. Moments are FP32 and appear at the
     first update or when they are asked for, so that a model that only answers carries none.
+
+    Of a module that is divided among ranks each updates its own part, and the norm is that of all
+    parts. Replicas update alike, as their gradients are the same.
     """
 
     def __init__(self, module: Transformer) -> None:
         self._module = module
+        self._ranks: Ranks | None = None
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
         self._step = torch.zeros((), dtype=torch.int64)
         self.cold_since: int | None = None
@@ -52,9 +58,24 @@ class OptimizerState:
         self._step = torch.full((), step, dtype=torch.int64, device=self._device())
         self.cold_since = step if step and not self.has_moments() else None
 
+    def distribute(self, ranks: Ranks) -> None:
+        """Says that the module has just been replicated over ranks, or divided among them."""
+        self._ranks = ranks
+        self._step = self._step.to(ranks.device)
+        before, self._moments = self._moments, {}
+        if before:
+            first, second = self.moments()
+            for name, (m, v) in before.items():
+                fill(first[name], m)
+                fill(second[name], v)
+
+    def clear_gradients(self) -> None:
+        """Drops the accumulated gradients, or zeroes them where DDP keeps them in its buckets."""
+        self._module.zero_grad(set_to_none=self._ranks is None or is_sharded(self._module))
+
     def has_moments(self) -> bool:
         """Whether an update or a file has filled the moments."""
-        return bool(self._moments) and any(bool(m.any()) for m, _ in self._moments.values())
+        return any(bool(part(m).any()) for m, _ in self._moments.values())
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """First and second moments by parameter name; writing to them writes the state."""
@@ -75,8 +96,12 @@ class OptimizerState:
 
     def grad_norm(self) -> Tensor:
         """L2 norm of the accumulated gradients of all parameters: 0-d FP32."""
-        grads = [p.grad for p in self._module.parameters() if p.grad is not None]
-        return grad_norm(grads) if grads else torch.zeros((), device=self._device())
+        grads = [part(p.grad) for p in self._module.parameters() if p.grad is not None]
+        norm = grad_norm(grads) if grads else torch.zeros((), device=self._device())
+        if self._ranks is None or not is_sharded(self._module):
+            return norm
+        # wider, so that squaring what every rank has neither overflows nor vanishes
+        return self._ranks.sum(norm.double().square()).sqrt().float()
 
     def update(
         self,
@@ -120,23 +145,24 @@ class OptimizerState:
             skip=skip,
         )
         self._apply(optimizer, scalars)
-        for p in self._module.parameters():
-            p.grad = None
+        self.clear_gradients()
         return norm
 
     def _apply(self, optimizer: Optimizer, scalars: AdamScalars) -> None:
-        names, params = zip(*self._trainable(), strict=True)
+        own = [(name, p) for name, p in self._trainable() if part(p.detach()).numel()]
+        names = [name for name, _ in own]
         none = torch.empty(0, device=self._device())
-        grads = [none if p.grad is None else p.grad.contiguous() for p in params]
+        grads = [none if p.grad is None else part(p.grad).contiguous() for _, p in own]
+        params = [part(p.detach()) for _, p in own]
         decays = [self._decay(optimizer, name) for name in names]
         if isinstance(optimizer, Adam):
             first, second = self.moments()
             weights, shadows = self._shadows()
             adam_step(
-                [p.detach() for p in params],
+                params,
                 grads,
-                [first[name] for name in names],
-                [second[name] for name in names],
+                [part(first[name]) for name in names],
+                [part(second[name]) for name in names],
                 [shadows.get(name, none) for name in names],
                 scalars,
                 betas=optimizer.betas,
@@ -167,7 +193,7 @@ class OptimizerState:
     ) -> None:
         (b1, b2), rate = optimizer.betas, optimizer.learning_rate
         first, _ = self.moments()
-        m = first[name]
+        m = part(first[name])
         g = torch.zeros_like(p) if g is None else g
         direction = (b1 * m + (1 - b1) * g).sign_()
         p.copy_(torch.where(apply, p - rate * (direction + decay * p), p))

@@ -16,6 +16,7 @@ from fastbrain.kernels import has_fast_bf16
 from fastbrain.layers import Weight
 from fastbrain.optim import Optimizer
 from fastbrain.optimizer_state import OptimizerState
+from fastbrain.parallel.shards import is_sharded
 from fastbrain.precision import Precision
 from fastbrain.tokens.tokenizer_files import TokenizerFiles
 from fastbrain.transformer import (
@@ -277,12 +278,18 @@ class StoredModel:
     # tensors
 
     def weights(self) -> list[tuple[str, Tensor]]:
-        """The crate's tensors in file order, as (Hugging Face name, matrix) views."""
+        """The crate's tensors in file order, as (Hugging Face name, matrix) views.
+
+        Raises:
+            InvalidConfig: the model is in parts over several ranks.
+        """
+        self._require_whole()
         own = {name: p.detach() for name, p in self.module.named_parameters()}
         return named_views(self.config, own)
 
     def gradients(self) -> list[tuple[str, Tensor]]:
         """The accumulated gradients, as `weights`; zeros where there is none."""
+        self._require_whole()
         own = {
             name: torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in self.module.named_parameters()
@@ -294,16 +301,23 @@ class StoredModel:
 
         Those of a frozen tensor are 0 x 0.
         """
+        self._require_whole()
         first, second = self._state.moments()
         none = torch.empty(0, 0)
         found = []
         for piece in pieces(self.config):
             views = [none, none]
             if piece.parameter in first:
-                both = (first[piece.parameter], second[piece.parameter])
-                views = [each[piece.part].view(piece.rows, piece.cols) for each in both]
+                views = [piece.view(first[piece.parameter]), piece.view(second[piece.parameter])]
             found.append((piece.name, views[0], views[1]))
         return found
+
+    def _require_whole(self) -> None:
+        if is_sharded(self.module):
+            raise InvalidConfig(
+                "this rank has but a part of every tensor: gathered(), called on every rank, gives "
+                "the first one the model whole"
+            )
 
     def _lora(self, method: str) -> LoraConfig:
         if self.config.lora is None:

@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Sequence
 
 from fastbrain.errors import FastBrainError
-from fastbrain.training import command, program
-from fastbrain.training.command import Request
+from fastbrain.parallel.ranks import RankLost, Ranks
+from fastbrain.training import command, following, program
+from fastbrain.training.command import Asked
 from fastbrain.training.progress import Console
 
 
@@ -26,22 +27,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command.execute(command.parse(parser, arguments), run)
 
 
-def run(request: Request, console: Console) -> int:
-    """Do what was asked for; returns the exit code."""
+def run(asked: Asked, console: Console) -> int:
+    """Do what was asked for, together with the other ranks; returns the exit code."""
+    try:
+        ranks = Ranks.join(asked.launch)
+    except FastBrainError as error:
+        return command.refuse(error)
+    code = _run(asked, ranks, console)
+    if code not in (command.DONE, command.RESUMABLE):
+        return code
+    try:
+        ranks.leave()
+    except FastBrainError as error:
+        # all is saved, but not all that was to come after it is done
+        console.complain(str(error))
+        return command.FAILED
+    if code == command.RESUMABLE and asked.launch.restarts_left:
+        # torchrun would start again whatever ends with anything but 0
+        return command.DONE
+    return code
+
+
+def _run(asked: Asked, ranks: Ranks, console: Console) -> int:
     trainer = None
     try:
+        request = following.heard(ranks, asked)
+        if isinstance(request, int):
+            return request
         if request.going_on is None:
-            trainer = program.begin(request.path, request.lock, request.settings, console)
+            trainer = program.begin(request, ranks, console)
         else:
-            trainer = program.go_on(request.going_on, request.lock, request.settings, console)
+            trainer = program.go_on(request, request.going_on, ranks, console)
         finished = trainer.run()
         if request.json:
             print(json.dumps(trainer.summary()))
         return command.DONE if finished else command.RESUMABLE
     except FastBrainError as error:
         if trainer is None:
-            return command.refuse(error)
-        console.complain(trainer.failure(error))
+            # one rank that was refused says why, and the first for all
+            silent = isinstance(error, RankLost) and not ranks.leads
+            return command.REFUSED if silent else command.refuse(error, console)
+        console.complain(trainer.failure(error) if ranks.leads else str(error))
         return command.FAILED
     except KeyboardInterrupt:
         console.complain("interrupted" + ("" if trainer is None else f"; {trainer.way_back()}"))

@@ -57,25 +57,26 @@ class Block(nn.Module):
         self,
         x: Tensor,
         residual: Tensor | None,
+        batch: int,
         rope: Rotary,
         attend: Attend,
         valid: Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the last block adds (B, S, D), and the stream so far, to the same after this one.
+        """What the last block adds (N, D), and the stream so far, to the same after this one.
 
-        The addition itself happens inside the next norm, which has to read both anyway.
+        The addition itself happens inside the next norm, which has to read both anyway. `batch` is
+        B, of N = B * S tokens.
         """
-        shape = x.shape
-        y, residual = self.attention_norm(x.flatten(0, 1), residual, dtype)
-        y = self.attention(y.view(shape), rope, attend)
+        y, residual = self.attention_norm(x, residual, dtype)
+        y = self.attention(y.unflatten(0, (batch, -1)), rope, attend)
         y, residual = self.feed_forward_norm(y.flatten(0, 1), residual, dtype)
         auxiliary = None
         if isinstance(self.feed_forward, MixtureOfExperts):
             y, auxiliary = self.feed_forward(y, valid)
         else:
             y = self.feed_forward(y)
-        return y.view(shape), residual, auxiliary
+        return y, residual, auxiliary
 
 
 class Transformer(nn.Module):
@@ -191,7 +192,7 @@ class Transformer(nn.Module):
 
         `attends` has the attention of each block, so that decoding can bring its caches.
         """
-        x = F.embedding(ids, self.embedding.weight)
+        x = F.embedding(ids.flatten(), self.embedding.weight)
         dtype = torch.bfloat16 if self.mixed_precision else x.dtype
         rope = Rotary(self.rope_cos, self.rope_sin, positions)
         rows = None if valid is None else valid.flatten()
@@ -200,10 +201,10 @@ class Transformer(nn.Module):
             (), dtype=torch.promote_types(dtype, torch.float32), device=x.device
         )
         for block, attend in zip(self.blocks, attends, strict=True):
-            x, residual, loss = block(x, residual, rope, attend, rows, dtype)
+            x, residual, loss = block(x, residual, ids.shape[0], rope, attend, rows, dtype)
             auxiliary = auxiliary if loss is None else auxiliary + loss
-        hidden, _ = self.norm(x.flatten(0, 1), residual, dtype)
-        return hidden.view(x.shape), auxiliary
+        hidden, _ = self.norm(x, residual, dtype)
+        return hidden.unflatten(0, ids.shape), auxiliary
 
 
 class Piece(NamedTuple):
@@ -223,6 +224,10 @@ class Piece(NamedTuple):
     parameter: str
     part: tuple[int | slice, ...]
 
+    def view(self, tensor: Tensor) -> Tensor:
+        """Its matrix in the parameter, or in a gradient or moment of it; writing writes there."""
+        return tensor[self.part].view(self.rows, self.cols)
+
 
 def pieces(config: TransformerConfig) -> list[Piece]:
     """The crate's tensors in file order."""
@@ -236,6 +241,14 @@ def pieces(config: TransformerConfig) -> list[Piece]:
     found.append(Piece("model.norm.weight", 1, D, "norm.weight", ()))
     if not config.tie_embeddings:
         found.append(Piece("lm_head.weight", V, D, "lm_head.weight", ()))
+    return found
+
+
+def pieces_of_parameters(config: TransformerConfig) -> dict[str, list[Piece]]:
+    """The crate's tensors by the parameter that holds them."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces(config):
+        found.setdefault(piece.parameter, []).append(piece)
     return found
 
 
@@ -259,7 +272,7 @@ def named_views(
     Returns:
         (Hugging Face name, view) pairs; writing to a view writes the fused tensor.
     """
-    return [(p.name, tensors[p.parameter][p.part].view(p.rows, p.cols)) for p in pieces(config)]
+    return [(piece.name, piece.view(tensors[piece.parameter])) for piece in pieces(config)]
 
 
 def initialize(module: Transformer, seed: int) -> None:
@@ -294,8 +307,7 @@ def initialize_adapters(module: Transformer) -> None:
 
 
 def _view(module: Transformer, piece: Piece) -> Tensor:
-    parameter = module.get_parameter(piece.parameter).detach()
-    return parameter[piece.part].view(piece.rows, piece.cols)
+    return piece.view(module.get_parameter(piece.parameter).detach())
 
 
 def _draw(module: Transformer, piece: Piece, rng: StdRng) -> None:

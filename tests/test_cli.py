@@ -51,7 +51,7 @@ def test_the_program_has_two_names(name, tmp_path):
 
 def requested(monkeypatch, arguments: list[str]) -> Request:
     asked: list[Request] = []
-    monkeypatch.setattr(train, "run", lambda request, _: asked.append(request) or 0)
+    monkeypatch.setattr(train, "run", lambda found, _: asked.append(found.request) or 0)
     assert cli.main(arguments) == 0
     return asked[0]
 

@@ -13,8 +13,8 @@ from fastbrain import kernels
 # fmt: off
 ORDER = [
     "errors", "atomic", "kernels", "precision", "schedule", "stdrng", "tokens", "config", "plan",
-    "layers", "moe", "transformer", "fused_adam", "optim", "optimizer_state", "builder",
-    "formats", "sampler", "generate", "parallel", "devices", "losses", "stored_model", "lm",
+    "layers", "moe", "transformer", "parallel", "fused_adam", "optim", "optimizer_state", "builder",
+    "formats", "sampler", "generate", "devices", "losses", "stored_model", "distributed_model", "lm",
     "training", "sweep_arch", "train", "commands", "cli",
 ]
 # fmt: on

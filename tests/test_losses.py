@@ -17,7 +17,7 @@ def silent() -> TokenBatch:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_batch_that_predicts_nothing_has_no_loss_and_teaches_nothing(shape):
     lm = model(SHAPES[shape])
-    losses = batch_losses(lm.module, silent())
+    losses = batch_losses(lm.module, silent(), torch.device("cpu"))
     losses.lm_loss.backward()
     found = losses.detach()
     assert [float(found.lm_loss), float(found.lm_loss_sum), int(found.predicted)] == [0, 0, 0]

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.report import device_check, operations, results, sweep, training_step
+from bench.report import device_check, operations, results, scaling, sweep, training_step
 from bench.report.markdown import block, page
 from bench.report.results import Kind, Kinds, MeasuredStep, Result
 
 KINDS: Kinds = {
     training_step.KIND: Kind(training_step.render, steps=training_step.steps),
     operations.KIND: Kind(operations.render),
+    scaling.KIND: Kind(scaling.render),
     sweep.KIND: Kind(sweep.render, "(MEASURED, beside PREDICTED)", sweep.machine, sweep.steps),
     device_check.KIND: Kind(
         device_check.render, "(MEASURED, beside PREDICTED)", steps=device_check.steps

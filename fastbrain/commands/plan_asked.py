@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import FastBrainError, InvalidConfig
-from fastbrain.plan import CARDS, Card, Plan, Remedy, find_card, plan, remedies
+from fastbrain.plan import CARDS, Card, Plan, Remedy, find_card, find_link, plan, remedies
+from fastbrain.plan.choice import ASKED
 from fastbrain.sweep_arch.values import tokens, whole
 from fastbrain.training import config_files
 from fastbrain.training.rules import MOST
@@ -64,8 +65,7 @@ class Planned:
     @property
     def limit_bytes(self) -> int:
         """What the step has to fit into; 0 where the machine's memory is unknown."""
-        have, budget = self.plan.card.memory_bytes, self.budget_bytes
-        return min(have, budget) if have and budget else have or budget or 0
+        return _within(self.plan.card, self.budget_bytes) or 0
 
     @property
     def fits(self) -> bool:
@@ -86,6 +86,7 @@ class Planned:
             made.seq,
             mixed_precision=made.mixed_precision,
             accumulate=made.accumulate,
+            shards=made.shards,
         )
 
 
@@ -98,10 +99,12 @@ def planned(options: argparse.Namespace) -> list[Planned]:
     number = whole(1)
     numbers = {
         name: _read(f"--{name}", getattr(options, name), number)
-        for name in ("batch", "seq", "accumulate")
+        for name in ("batch", "seq", "accumulate", "ranks")
     }
+    _check_ranks(options, numbers["ranks"] or 1)
     run_tokens = _read("--tokens", options.tokens, tokens)
-    budget = _read("--budget-mib", options.budget_mib, whole(0))
+    budget_mib = _read("--budget-mib", options.budget_mib, whole(0))
+    budget = budget_mib * _MIB if budget_mib else None
     names, overrides = _sorted(options.overrides)
     if options.compare and len(names) < 2:
         names += [each for each in config_files.shipped_shapes() if each not in names]
@@ -118,7 +121,7 @@ def planned(options: argparse.Namespace) -> list[Planned]:
     for name, label in _labels(names).items():
         try:
             shape = _shape(name, label, overrides, numbers["seq"])
-            found += [_plan(shape, card, numbers, options.mixed_precision) for card in cards]
+            found += [_plan(shape, card, numbers, budget, options) for card in cards]
         except FastBrainError as error:
             if len(names) < 2:
                 raise
@@ -129,7 +132,7 @@ def planned(options: argparse.Namespace) -> list[Planned]:
             shape,
             made,
             run_tokens or 0,
-            budget * _MIB if budget else None,
+            budget,
         )
         for shape, made in found
     ]
@@ -206,15 +209,22 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _plan(
-    shape: Shape, card: Card, numbers: Mapping[str, int | None], mixed_precision: bool | None
+    shape: Shape,
+    card: Card,
+    numbers: Mapping[str, int | None],
+    budget: int | None,
+    options: argparse.Namespace,
 ) -> tuple[Shape, Plan]:
-    train, rows = shape.settings.train, shape.rows
+    train, ranks = shape.settings.train, numbers["ranks"] or 1
+    # of a step on each rank, as many as reach those of all
+    rows = None if shape.rows is None else -(-shape.rows // ranks)
     batch = numbers["batch"]
     if batch is None and isinstance(train.micro_batch_size, int):
         batch = train.micro_batch_size
     if batch is None:
         most = min(_BATCH, rows or _BATCH)
         batch = next(each for each in range(most, 0, -1) if not (rows or each) % each)
+    mixed_precision = options.mixed_precision
     if mixed_precision is None and train.precision is not None:
         mixed_precision = train.precision == "bf16-mixed"
     made = plan(
@@ -223,10 +233,33 @@ def _plan(
         batch,
         numbers["seq"] or shape.settings.data.seq_len,
         mixed_precision=mixed_precision,
-        # as many as reach the rows of a step
         accumulate=numbers["accumulate"] or -(-(rows or 1) // batch),
+        ranks=ranks,
+        parallel=options.parallel or train.parallel,
+        link=options.link,
+        budget_bytes=_within(card, budget),
     )
     return shape, made
+
+
+def _check_ranks(options: argparse.Namespace, ranks: int) -> None:
+    """Refuses what is said of several ranks where there is one, and what they cannot be."""
+    if options.parallel is not None and options.parallel not in ASKED:
+        raise InvalidConfig(f"--parallel must be auto, ddp or fsdp, got {options.parallel!r}")
+    if options.link is not None:
+        find_link(options.link)
+    for name in ("parallel", "link") if ranks == 1 else ():
+        if getattr(options, name) is not None:
+            raise InvalidConfig(
+                f"--{name} says something of several ranks, and there is one: add --ranks 2, or "
+                f"leave --{name} out"
+            )
+
+
+def _within(card: Card, budget: int | None) -> int | None:
+    """The least of a budget and the card's memory, of those that are known."""
+    known = [size for size in (card.memory_bytes, budget) if size]
+    return min(known) if known else None
 
 
 def _read(name: str, text: str | None, reader: Callable[[str], T]) -> T | None:

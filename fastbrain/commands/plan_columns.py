@@ -26,17 +26,21 @@ def side_by_side(found: list[Planned], operations: bool) -> str:
     blocks += [notes] if (notes := list(_notes(found))) else []
     for each in found if operations else ():
         blocks.append([f"{each.label}:", *words.operations(each.plan)])
-    blocks.append([words.wrapped(words.CLOSING)])
+    blocks.append([words.closing(found[0].plan)])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _head(found: list[Planned]) -> Iterator[str]:
     one = found[0]
     if len({each.plan.card.key for each in found}) == 1:
-        yield f"{len(found)} shapes on {one.plan.card.name}"
+        yield f"{len(found)} shapes on {words.cards(one.plan)}{one.plan.card.name}"
     else:
-        yield f"{one.shape.name} on {len(found)} cards: {one.plan.counts}"
+        each_card = f"{one.plan.ranks:,} of each of " if one.plan.ranks > 1 else ""
+        yield f"{one.shape.name} on {each_card}{len(found)} cards: {one.plan.counts}"
         yield words.wrapped(words.model(one.plan.config), "  ", "    ")
+    if one.plan.link is not None:
+        joined = f"{one.plan.ranks:,} ranks, between them {words.link(one.plan.link)}"
+        yield words.wrapped(joined, "  ", "    ")
     assumed = {each.shape.name: each for each in found if each.shape.vocabulary_assumed}
     if assumed:
         names = ", ".join(assumed)
@@ -74,8 +78,10 @@ def _column(
     yield "micro-batch x tokens", f"{made.batch} x {made.seq}"
     yield "micro-batches of a step", f"{made.accumulate}"
     yield "operands", "BF16" if made.mixed_precision else "FP32"
+    if made.ranks > 1:
+        yield "ranks", f"{made.ranks:,} {made.parallel}"
     yield "", ""
-    yield "Memory, MiB", ""
+    yield "Memory of each rank, MiB" if made.ranks > 1 else "Memory, MiB", ""
     for name in components:
         yield f"  {name}", mib(memory.parts[name]) if name in memory.parts else _NONE
     yield "  peak", mib(memory.peak_bytes)
@@ -90,7 +96,15 @@ def _column(
         yield f"  {name}", words.milliseconds(times[name]) if name in times else _NONE
     yield "  step", words.milliseconds(made.step_ms)
     yield "  limited by", "launches" if made.host_bound else "kernels"
+    if made.communication is not None:
+        yield "", ""
+        yield "Communication in a step", ""
+        yield "  sent by each rank, MiB", mib(made.communication.sent_bytes)
+        yield "  it takes, ms", words.milliseconds(made.communication.ms)
+        yield "  waited for, ms", words.milliseconds(made.communication.exposed_ms)
     yield "", ""
+    if made.ranks > 1:
+        yield "efficiency", f"{made.efficiency:.1%}"
     yield "tokens/s", words.rate(made.tokens_per_s)
     yield "TFLOPS", f"{made.tflops:,.3g}"
     yield "MFU", f"{made.mfu:.1%}"

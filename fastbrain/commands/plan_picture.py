@@ -19,6 +19,8 @@ _COLORS = {
     "shadow weights": "#56B4E9",
     "moments": "#009E73",
     "gradients": "#F0E442",
+    "gathered weights": "#882255",
+    "unsharded gradients": "#DDCC77",
     "activations": "#E69F00",
     "layer in backward": "#D55E00",
     "head": "#CC79A7",
@@ -92,7 +94,9 @@ def _title(found: list[Planned]) -> str:
     where = cards.pop() if len(cards) == 1 else f"{len(cards)} cards"
     steps = _steps(found)
     step = "" if len(set(steps)) > 1 else f", micro-batch {steps[0]} tokens"
-    return f"Predicted: {what} on {where}{step}"
+    ranks = found[0].plan.ranks
+    many = f"{ranks:,} x " if ranks > 1 else ""
+    return f"Predicted: {what} on {many}{where}{step}"
 
 
 def _speed(axes: "Axes", found: list[Planned], legend: dict[str, Any]) -> None:
@@ -126,7 +130,8 @@ def _speed(axes: "Axes", found: list[Planned], legend: dict[str, Any]) -> None:
             axis.set_major_locator(MaxNLocator(6))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.set_xlabel("active parameters, millions")
-    axes.set_ylabel("predicted tokens/s")
+    several = found[0].plan.ranks > 1
+    axes.set_ylabel(f"predicted tokens/s{' of all ranks' if several else ''}")
     axes.set_title("Speed", loc="left")
     axes.grid(alpha=0.3)
     if not all(each.fits for each in found):
@@ -171,7 +176,8 @@ def _memory(axes: "Axes", found: list[Planned], legend: dict[str, Any]) -> None:
     steps = _steps(found) if len(set(_steps(found))) > 1 else [""] * len(found)
     labels = [_bar_label(each, step) for each, step in zip(found, steps, strict=True)]
     axes.set_yticks(range(len(found)), labels)
-    axes.set_xlabel("predicted memory of a step, GiB")
+    whose = " of each rank" if found[0].plan.ranks > 1 else ""
+    axes.set_xlabel(f"predicted memory of a step{whose}, GiB")
     axes.set_title("Memory", loc="left")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(handles, names, ncols=4, **legend)
@@ -183,7 +189,8 @@ def _component(each: Planned, name: str) -> int:
 
 
 def _bar_label(each: Planned, step: str) -> str:
-    name = f"{each.label}, {step}" if step else each.label
+    kind = f", {each.plan.parallel}" if each.plan.parallel else ""
+    name = f"{each.label}{kind}, {step}" if step else f"{each.label}{kind}"
     need = f"{each.plan.memory.needed_bytes / _GIB:.1f}"
     if not each.limit_bytes:
         return f"{name}\n{need} GiB"

@@ -3,6 +3,7 @@
 from fastbrain.commands import plan_words as words
 from fastbrain.commands.plan_asked import Planned
 from fastbrain.commands.plan_words import mib
+from fastbrain.plan import Communication
 
 _BAR = 34
 
@@ -14,23 +15,27 @@ def report(found: Planned, operations: bool) -> str:
     dense = counts.total == counts.active
     active = "all active" if dense else f"{counts.active / 1e6:,.1f}M of them active"
     head = (
-        f"{found.label} on {made.card.name}: {counts.total / 1e6:,.1f}M parameters, {active}, "
-        f"micro-batch {made.batch}"
+        f"{found.label} on {words.cards(made)}{made.card.name}: {counts.total / 1e6:,.1f}M "
+        f"parameters, {active}, micro-batch {made.batch}"
     )
     blocks = [
         [words.wrapped(head), *(words.wrapped(each, "  ", "    ") for each in _facts(found))],
         _memory(found),
         _time(found),
-        _figures(found),
     ]
+    if made.communication is not None:
+        blocks.append(_communication(made.communication))
+    blocks.append(_figures(found))
     if operations:
         blocks.append(words.operations(made))
-    blocks.append([words.wrapped(words.CLOSING)])
+    blocks.append([words.closing(made)])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _facts(found: Planned) -> list[str]:
     facts = [words.model(found.plan.config), words.step(found.plan)]
+    if found.plan.ranks > 1:
+        facts.append(words.sharing(found.plan))
     if found.shape.vocabulary_assumed:
         facts.append(words.vocabulary_note(found.plan.config, found.shape.name))
     return facts
@@ -38,7 +43,8 @@ def _facts(found: Planned) -> list[str]:
 
 def _memory(found: Planned) -> list[str]:
     memory = found.plan.memory
-    lines = [f"{'Memory':28}{'MiB':>10}{'share':>9}"]
+    title = "Memory of each rank" if found.plan.ranks > 1 else "Memory"
+    lines = [f"{title:28}{'MiB':>10}{'share':>9}"]
     for name, size in memory.parts.items():
         lines.append(_row(name, mib(size), size / memory.peak_bytes))
     when = words.moment(memory.moment)
@@ -77,15 +83,33 @@ def _time(found: Planned) -> list[str]:
     return lines
 
 
+def _communication(found: Communication) -> list[str]:
+    def row(name: str, figure: str, note: str) -> str:
+        return f"  {name:26}{figure:>10}{'':9}  {note}".rstrip()
+
+    return [
+        "Communication of each rank in a step",
+        row("sent, MiB", mib(found.sent_bytes), "and as many received"),
+        row("it takes, ms", words.milliseconds(found.ms), ""),
+        row("hidden, ms", words.milliseconds(found.hidden_ms), "goes on while the rank computes"),
+        row("waited for, ms", words.milliseconds(found.exposed_ms), "makes the step longer"),
+    ]
+
+
 def _figures(found: Planned) -> list[str]:
     made = found.plan
     peak = made.card.flops(made.mixed_precision) / 1e12
     of_peak = f"MFU {made.mfu:.1%} of {peak:,.3g}"
     lines = [
-        "Speed",
+        "Speed of all ranks" if made.ranks > 1 else "Speed",
         f"  {'tokens/s':26}{words.rate(made.tokens_per_s):>10}",
         f"  {'TFLOPS':26}{made.tflops:>10,.3g}           {of_peak}",
     ]
+    if made.ranks > 1:
+        lines.append(
+            f"  {'efficiency':26}{made.efficiency:>10.1%}           of {made.ranks:,} ranks with "
+            "nothing to send"
+        )
     for tokens, why in _runs(found):
         days = words.duration(made.days(tokens))
         lines.append(f"  {words.about(tokens) + ' tokens':26}{days:>16}{'':5}{why}".rstrip())

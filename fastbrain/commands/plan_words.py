@@ -4,14 +4,19 @@ import textwrap
 
 from fastbrain.commands.plan_asked import Planned
 from fastbrain.config import TransformerConfig
-from fastbrain.plan import Plan, Timed
-from fastbrain.plan.planning import ASPECT_RATIOS
+from fastbrain.plan import Link, Plan, Timed
+from fastbrain.plan.planning import ASPECT_RATIOS, EXPOSED
 from fastbrain.sweep_arch.line import short_count
 
 WIDTH = 100
-CLOSING = (
-    "All of this is predicted, no step was run. docs/baseline.md has such predictions beside "
-    "published and measured figures, with the error of each."
+_PREDICTED = "All of this is predicted, no step was run."
+_VALIDATED = (
+    "docs/baseline.md has such predictions beside published and measured figures, with the error "
+    "of each."
+)
+_OF_RANKS = (
+    "The rates of links are assumed, and no prediction of several ranks has been held against a "
+    "measured one: python -m bench.scaling measures where there are several cards."
 )
 _MIB = 2**20
 
@@ -20,6 +25,16 @@ def wrapped(text: str, first: str = "", later: str | None = None) -> str:
     """Text in lines of at most `WIDTH` characters."""
     rest = first if later is None else later
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+def closing(made: Plan) -> str:
+    """What the reader has to know of all of it."""
+    return wrapped(f"{_PREDICTED} {_VALIDATED if made.ranks == 1 else _OF_RANKS}")
+
+
+def cards(made: Plan) -> str:
+    """How many cards, to stand before their name; nothing of one."""
+    return f"{made.ranks:,} x " if made.ranks > 1 else ""
 
 
 def mib(size: float) -> str:
@@ -66,7 +81,9 @@ def limit(found: Planned) -> str:
     """What the step has to fit into."""
     if found.limit_bytes == found.budget_bytes:
         return f"the budget is {mib(found.limit_bytes)}"
-    return f"the {'machine' if found.plan.card.is_cpu else 'card'} has {mib(found.limit_bytes)}"
+    which = "each" if found.plan.ranks > 1 else "the"
+    where = "machine" if found.plan.card.is_cpu else "card"
+    return f"{which} {where} has {mib(found.limit_bytes)}"
 
 
 def verdict(found: Planned) -> str:
@@ -124,11 +141,31 @@ def step(made: Plan) -> str:
     """What a step runs, in words."""
     rows = f"{made.batch} row{'s' if made.batch > 1 else ''} of {made.seq:,} tokens"
     operands = "BF16" if made.mixed_precision else "FP32"
-    if made.accumulate == 1:
+    where = f" on each of {made.ranks:,} ranks" if made.ranks > 1 else ""
+    if made.accumulate * made.ranks == 1:
         return f"a step is {rows}, {operands} operands"
+    many = f"{made.accumulate} micro-batches of " if made.accumulate > 1 else ""
+    return f"a step is {many}{rows}{where}, {made.tokens:,} tokens in all, {operands} operands"
+
+
+def sharing(made: Plan) -> str:
+    """How the ranks share the model, why, and what joins them; nothing of one rank."""
+    if made.choice is None or made.link is None:
+        return ""
+    kind = {"ddp": "DDP, the whole model on each", "fsdp": "FSDP2, a shard of it on each"}
     return (
-        f"a step is {made.accumulate} micro-batches of {rows}, {made.tokens:,} tokens in all, "
-        f"{operands} operands"
+        f"{made.ranks:,} ranks by {kind[made.choice.parallel]} ({made.choice.why}); between them "
+        f"{link(made.link)}"
+    )
+
+
+def link(found: Link) -> str:
+    """A link, what it carries, and whence that is known."""
+    if found.efficiency == 1:
+        return f"{found.gb_per_s:.3g} GB/s in each direction, as given"
+    return (
+        f"{found.name}, {found.gb_per_s:.3g} GB/s in each direction ({found.efficiency:g} of "
+        f"{found.nominal_gb_per_s:.3g} assumed)"
     )
 
 
@@ -150,6 +187,9 @@ def operations(made: Plan) -> list[str]:
     )
     gaps = parts(made).get("gaps between launches", 0.0)
     lines.append(f"  {'gaps between launches':40}{'':35}{milliseconds(gaps):>11}")
+    if made.communication is not None:
+        waited = milliseconds(made.communication.exposed_ms)
+        lines.append(f"  {EXPOSED:40}{'':35}{waited:>11}")
     total = f"{flops / 1e9:>12,.1f}{mib(moved):>13}{launches:>10,.0f}"
     return [*lines, f"  {'in all':40}{total}{milliseconds(made.step_ms):>11}"]
 

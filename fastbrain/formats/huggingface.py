@@ -17,6 +17,7 @@ from fastbrain.formats.header import config_object
 from fastbrain.formats.safetensors_file import (
     check_fits,
     check_safetensors_header,
+    copy_tensors,
     read_tensors,
     write_tensors,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "check_fits",
     "check_safetensors_header",
     "config_json",
+    "copy_tensors",
     "documents",
     "generation_config_json",
     "json_bytes",

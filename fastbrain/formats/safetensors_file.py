@@ -123,6 +123,16 @@ def read_tensors(path: StrPath, views: Mapping[str, Tensor]) -> None:
         InvalidSnapshot, Io, Serde: as `check_fits`.
     """
     check_fits(path, views)
+    copy_tensors(path, views)
+
+
+def copy_tensors(path: StrPath, views: Mapping[str, Tensor]) -> None:
+    """Copy some of the tensors of a file that `check_fits` has passed.
+
+    Raises:
+        InvalidSnapshot: the file is no longer what it was.
+        Io: it cannot be read.
+    """
     try:
         with io_errors("read", path), safe_open(path, framework="pt", device="cpu") as file:
             for name, view in views.items():

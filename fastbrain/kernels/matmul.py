@@ -69,7 +69,9 @@ class _ShadowLinear(torch.autograd.Function):
         ctx.save_for_backward(x, shadow)
         ctx.grad_dtype = weight.dtype
         rows = x.reshape(-1, x.shape[-1])
-        return product(rows, shadow.T).view(*x.shape[:-1], weight.shape[0])
+        out = product(rows, shadow.T)
+        # not even a view of the same shape: FSDP2 wants a block's output to be a tensor of its own
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     @differentiated_once

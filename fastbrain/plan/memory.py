@@ -2,8 +2,8 @@
 
 A step has four kinds of such moments, and the peak is the largest of them: the loss has its logits
 at hand and every activation is still kept; backward is in one of the layers, gradients of the later
-ones there already; the embedding's gradient meets the head's; the update runs. Weights, moments and
-shadows are there in all.
+ones there already; the embedding's gradient meets the head's; the update runs. What the model takes
+then, whole or in shards, is in `fastbrain.plan.model_bytes`.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fastbrain.config import TransformerConfig
 from fastbrain.plan.cards import Card
+from fastbrain.plan.model_bytes import GATHERED, UNSHARDED, Sharded, Whole
 from fastbrain.plan.saved import head_bytes, last_norm_bytes, layer_bytes, saved_bytes
 
 _MIB = 2**20
@@ -21,6 +22,10 @@ _CHUNK = 2048  # rows of logits that the loss holds at a time
 CONTEXT_BYTES = 450 * _MIB
 # Python with PyTorch's CPU build and fastbrain imported: measured on Linux
 PROCESS_BYTES = 300 * _MIB
+
+_PASSING_PARTS = (
+    "gradients", GATHERED, UNSHARDED, "activations", "layer in backward", "head"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,45 @@ class Memory:
 
 
 def memory(
-    config: TransformerConfig, card: Card, batch: int, seq: int, bf16: bool, accumulate: int = 1
+    config: TransformerConfig,
+    card: Card,
+    batch: int,
+    seq: int,
+    bf16: bool,
+    accumulate: int = 1,
+    shards: int = 1,
 ) -> Memory:
-    """The memory of a step of `accumulate` micro-batches of `batch` rows on a card."""
-    P = config.parameter_counts().total
+    """The memory of a step of `accumulate` micro-batches of `batch` rows on a card.
+
+    Args:
+        config: the model.
+        card: where.
+        batch: rows of a micro-batch.
+        seq: tokens of a row.
+        bf16: whether operands are BF16.
+        accumulate: micro-batches of a step.
+        shards: ranks that weights, gradients and moments are cut up over; 1 where a rank keeps
+            all of them, as a single process does.
+    """
+    accumulating = accumulate > 1
+    model = (
+        Whole(config, bf16, accumulating)
+        if shards == 1
+        else Sharded(config, bf16, accumulating, shards)
+    )
     fixed = {
-        "weights": 4 * P,
-        "moments": 8 * P,
-        "shadow weights": 2 * shadowed(config) if bf16 else 0,
+        **model.fixed,
         "workspace": card.workspace_bytes,
         "the process itself": PROCESS_BYTES if card.is_cpu else 0,
+        # and in this order what is there for a while
+        **dict.fromkeys(_PASSING_PARTS, 0),
     }
     N = batch * seq
     moments = {}
-    for name, found in _moments(config, card, N, bf16, accumulate > 1):
+    for name, found in _moments(config, model, card, N, bf16):
         together = Counter(fixed)
-        together.update(found)
+        for parts in found:
+            together.update(parts)
         moments[name] = {part: size for part, size in together.items() if size}
     fullest = max(moments, key=lambda name: sum(moments[name].values()))
     return Memory(
@@ -76,12 +104,17 @@ def memory(
 
 
 def largest_micro_batch(
-    config: TransformerConfig, card: Card, seq: int, bf16: bool, budget_bytes: int
+    config: TransformerConfig,
+    card: Card,
+    seq: int,
+    bf16: bool,
+    budget_bytes: int,
+    shards: int = 1,
 ) -> int:
     """The most rows of `seq` tokens whose step fits into a budget; 0 where not even one does."""
 
     def fits(batch: int) -> bool:
-        return memory(config, card, batch, seq, bf16, 2).needed_bytes <= budget_bytes
+        return memory(config, card, batch, seq, bf16, 2, shards).needed_bytes <= budget_bytes
 
     if not fits(1):
         return 0
@@ -94,54 +127,31 @@ def largest_micro_batch(
     return low
 
 
-def shadowed(config: TransformerConfig) -> int:
-    """Parameters with a BF16 copy: all that are operands of products, the router apart."""
-    D = config.d_model
-    vectors = D * (2 * config.n_layers + 1)
-    routers = D * config.num_experts * len(config.moe_layers)
-    looked_up = 0 if config.tie_embeddings else D * config.vocab_size
-    return config.parameter_counts().total - vectors - routers - looked_up
-
-
 def _moments(
-    config: TransformerConfig, card: Card, N: int, bf16: bool, accumulating: bool
-) -> Iterator[tuple[str, dict[str, int]]]:
+    config: TransformerConfig, model: Whole | Sharded, card: Card, N: int, bf16: bool
+) -> Iterator[tuple[str, tuple[dict[str, int], ...]]]:
     """Each moment's name, and the parts that are only there for a while."""
     fused = not card.is_cpu
     a, D, V = 2 if bf16 else 4, config.d_model, config.vocab_size
-    everything = 4 * config.parameter_counts().total
-    before = everything if accumulating else 0
     layers = [layer_bytes(config, layer, N, bf16, fused) for layer in range(config.n_layers)]
     kept = sum(layers) + last_norm_bytes(config, N)
     # normalized rows, and what the loss takes out of them
     rows = (2 if fused else 3) * a * N * D
     logits = _logits(fused, bf16) * min(N, _CHUNK) * V
     head = head_bytes(config, N, bf16, fused)
-    yield "loss", {"gradients": before, "activations": kept + rows, "head": head + logits}
-
-    table = 4 * V * D
-    gradients = table + 4 * D
+    yield "loss", (model.loss(), {"activations": kept + rows, "head": head + logits})
     for layer in reversed(range(config.n_layers)):
-        gradients += 4 * _layer_parameters(config, layer)
-        yield (
-            f"backward in layer {layer}",
-            {
-                "gradients": before or gradients,
-                "activations": kept,
-                "layer in backward": _passing(config, layer, N, a, fused),
-                "head": table if before else 0,
-            },
-        )
+        passing = {
+            "activations": kept,
+            "layer in backward": _passing(config, layer, N, a, fused),
+        }
+        yield f"backward in layer {layer}", (model.backward(layer), passing)
         kept -= layers[layer]
-    # the table's gradient from its rows, before it joins the head's
-    ends = 2 * table if before and config.tie_embeddings else table
-    yield (
-        "end of backward",
-        {"gradients": everything, "activations": 8 * N * D, "head": ends},
-    )
-    # where clipping acts, the CPU scales a copy of one gradient at a time
-    largest = max(table, 8 * D * config.d_ff, 8 * D * config.moe_d_ff * config.num_experts)
-    yield "update", {"gradients": everything, "workspace": 0 if fused else largest}
+    yield "end of backward", (model.end(), {"activations": 8 * N * D})
+    # where clipping acts, the CPU scales a copy of one gradient at a time; of a shard less than is
+    # gathered before, so that it is no peak there
+    largest = max(4 * V * D, 8 * D * config.d_ff, 8 * D * config.moe_d_ff * config.num_experts)
+    yield "update", (model.update(), {"workspace": 0 if fused else largest})
 
 
 def _logits(fused: bool, bf16: bool) -> int:
@@ -163,12 +173,3 @@ def _passing(config: TransformerConfig, layer: int, N: int, a: int, fused: bool)
         return stream + 3 * a * rows * F + (a * P * D if moe else 0)
     # sums and activations in FP32, whatever the operands
     return stream + 20 * rows * F + (8 * P * D if moe else 0)
-
-
-def _layer_parameters(config: TransformerConfig, layer: int) -> int:
-    D = config.d_model
-    heads = 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
-    if not config.is_moe(layer):
-        return D * (heads + 2 + 3 * config.d_ff)
-    experts = config.num_experts + (1 if config.shared_expert else 0)
-    return D * (heads + 2 + config.num_experts + 3 * config.moe_d_ff * experts)

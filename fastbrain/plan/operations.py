@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fastbrain.config import TransformerConfig
+from fastbrain.plan.groups import block_group, root_group, shard_parameters
 
 PARTS = ("products", "attention", "experts", "head and loss", "norms and the rest", "optimizer")
 
@@ -54,20 +55,31 @@ class Operation:
 
 
 def training_step(
-    config: TransformerConfig, batch: int, seq: int, bf16: bool, accumulate: int = 1
+    config: TransformerConfig,
+    batch: int,
+    seq: int,
+    bf16: bool,
+    accumulate: int = 1,
+    shards: int = 1,
 ) -> list[Operation]:
-    """Everything that one step does, `accumulate` micro-batches of `batch` rows and the update."""
+    """Everything that one step does, `accumulate` micro-batches of `batch` rows and the update.
+
+    With `shards` above 1 weights, gradients and moments are cut up over so many ranks, and these
+    are the operations of one of them; what it sends is in `fastbrain.plan.communication`.
+    """
     step = _Step(config, batch, seq, bf16)
     moe = sum(config.is_moe(layer) for layer in range(config.n_layers))
     found = [op.times(config.n_layers) for op in step.attention_block()]
     found += [op.times(config.n_layers - moe) for op in step.dense_block()]
     found += [op.times(moe) for op in step.moe_block()]
     found += [*step.embedding(), *step.head()]
+    found += step.gathering() if shards > 1 else []
     found = [op.times(accumulate) for op in found if op.launches]
+    kept = shard_parameters(config, shards)
     if accumulate > 1:
-        added = 12.0 * config.parameter_counts().total * (accumulate - 1)
+        added = 12.0 * kept * (accumulate - 1)
         found.append(Operation("adding gradients up", "optimizer", "stream", bytes=added))
-    return found + list(step.update())
+    return found + list(step.update(kept, bf16 and shards == 1))
 
 
 class _Step:
@@ -192,13 +204,33 @@ class _Step:
         scaled = 2.0 * a * N * D + 8.0 * V * D + 2.0 * a * N * D
         yield Operation("rows of the head", part, "stream", 0, scaled, chunks + 10)
 
-    def update(self) -> Iterator[Operation]:
-        """Norm of the gradient, clipping, Adam and the shadows."""
-        total = self.config.parameter_counts().total
-        narrow = 2.0 if self.bf16 else 0.0
-        yield Operation("gradient norm", "optimizer", "stream", bytes=4.0 * total, launches=2)
+    def gathering(self) -> Iterator[Operation]:
+        """What sharded weights and gradients are copied, and cast when they have been gathered."""
+        c = self.config
+        root = root_group(c)
+        blocks = [block_group(c, layer) for layer in range(c.n_layers)]
+        size = sum(block.parameters for block in blocks)
+        rest = "norms and the rest"
+        # out of the buffer of each gather, into that of each reduce-scatter
+        yield Operation(
+            "copies of what is sent",
+            rest,
+            "stream",
+            bytes=8.0 * (3 * size + 2 * root.parameters),
+            launches=3.0 * c.n_layers + 2,
+        )
+        if self.bf16:
+            # for forward and for backward; the head is done after the first
+            operands = 2 * sum(block.operands for block in blocks) + root.operands
+            tensors = 2 * sum(len(shape) > 1 for block in blocks for shape in block.shapes) + 1
+            yield Operation("casting gathered weights", rest, "stream", 0, 6.0 * operands, tensors)
+
+    def update(self, kept: int, shadows: bool) -> Iterator[Operation]:
+        """Norm of the gradient, clipping, Adam and the shadows, of the parameters that are kept."""
+        narrow = 2.0 if shadows else 0.0
+        yield Operation("gradient norm", "optimizer", "stream", bytes=4.0 * kept, launches=2)
         # parameter, gradient and moments read, all but the gradient written
-        yield Operation("Adam", "optimizer", "adam", bytes=(28.0 + narrow) * total, launches=12)
+        yield Operation("Adam", "optimizer", "adam", bytes=(28.0 + narrow) * kept, launches=12)
 
     def _feed_forward(self, F: int, prefix: str) -> Iterator[Operation]:
         yield from self._linear(f"{prefix}gate, up", self.D, 2 * F)

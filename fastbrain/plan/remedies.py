@@ -34,6 +34,7 @@ def remedies(
     *,
     mixed_precision: bool,
     accumulate: int = 1,
+    shards: int = 1,
 ) -> tuple[Remedy, ...]:
     """The six, cheapest first; each is reckoned from the shape as it is, not after the others.
 
@@ -44,9 +45,10 @@ def remedies(
         seq: tokens of a row.
         mixed_precision: whether it is on.
         accumulate: micro-batches of a step.
+        shards: ranks that weights, gradients and moments are cut up over.
     """
     card = find_card(card) if isinstance(card, str) else card
-    peak = memory(config, card, batch, seq, mixed_precision, accumulate).peak_bytes
+    peak = memory(config, card, batch, seq, mixed_precision, accumulate, shards).peak_bytes
 
     def saved(
         other: TransformerConfig | None,
@@ -57,7 +59,7 @@ def remedies(
     ) -> int:
         if other is None or rows < 1 or tokens < 1:
             return 0
-        return max(0, peak - memory(other, card, rows, tokens, bf16, micro).peak_bytes)
+        return max(0, peak - memory(other, card, rows, tokens, bf16, micro, shards).peak_bytes)
 
     half = batch // 2
     kv = _changed(config, n_kv_heads=config.n_kv_heads // 2)

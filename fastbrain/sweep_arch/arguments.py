@@ -2,8 +2,18 @@
 
 import argparse
 
+from fastbrain.plan.links import LINKS, USUAL_CPU_LINK, USUAL_LINK
 from fastbrain.sweep_arch.request import DEFAULT_TOKENS, FEWEST_STEPS
-from fastbrain.sweep_arch.values import decimal, device, layers, rope_scaling, tokens, whole
+from fastbrain.sweep_arch.values import (
+    decimal,
+    device,
+    layers,
+    link,
+    parallel,
+    rope_scaling,
+    tokens,
+    whole,
+)
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
@@ -86,5 +96,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_TOKENS,
         metavar="N",
         help="of the run whose days are told, like 50e9 or 3.5B (50B)",
+    )
+    run.add_argument(
+        "--ranks",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="also predict N such devices that train together, from what this one takes (1)",
+    )
+    run.add_argument(
+        "--parallel",
+        type=parallel,
+        metavar="KIND",
+        help="of ranks: auto, ddp (the whole model on each) or fsdp (a shard) (auto)",
+    )
+    run.add_argument(
+        "--link",
+        type=link,
+        metavar="NAME",
+        help=f"between ranks: {', '.join(LINKS)}, or GB/s ({USUAL_LINK}; of CPUs {USUAL_CPU_LINK})",
     )
     run.add_argument("--json", action="store_true", help="one JSON object instead of the line")

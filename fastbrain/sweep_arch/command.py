@@ -5,7 +5,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ INTERRUPTED = 130
 _EPILOG = """example:
   python -m fastbrain.sweep_arch 32000 1024 20 8 512 1 8 2
   python -m fastbrain.sweep_arch 32000 1024 20 8 512 1 8 2 --moe-d-ff 512 --moe-start 5
+  python -m fastbrain.sweep_arch 32000 1024 20 8 512 1 8 2 --ranks 2 --link ethernet10
   python -m fastbrain.sweep_arch --table shapes.txt
 
 Widths that are not given follow from d_model, those of the reference system. With --table, flags
@@ -69,7 +70,7 @@ def _one(request: Request, words: list[str], measure: Measure | None) -> int:
         warn(note)
     with _python_warnings(warn):
         # they bring torch, which takes a second: what can be refused without it has been
-        from fastbrain.sweep_arch import document, out_of_memory, prediction
+        from fastbrain.sweep_arch import document, out_of_memory, prediction, ranks
         from fastbrain.sweep_arch import measure as training
         from fastbrain.sweep_arch.line import line
         from fastbrain.sweep_arch.place import Place
@@ -104,8 +105,11 @@ def _one(request: Request, words: list[str], measure: Measure | None) -> int:
     for text in measured.warnings():
         warn(text)
     foretold = prediction.facts(planned, place)
-    found = document.document(request, words, place, measured, foretold, gpu, said)
-    print(json.dumps(found) if request.json else line(found))
+    together = ranks.predicted(request, place, measured)
+    found = document.document(request, words, place, measured, foretold, gpu, said, together)
+    # a reader like head may have had enough
+    with suppress(BrokenPipeError):
+        print(json.dumps(found) if request.json else line(found), flush=True)
     return DONE
 
 

@@ -23,6 +23,7 @@ def document(
     foretold: dict[str, Any],
     gpu: dict[str, Any] | None,
     warnings: list[str],
+    together: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything there is to say of a measurement, ready for JSON.
 
@@ -34,6 +35,7 @@ def document(
         foretold: what the plan says of it.
         gpu: what the driver said of the card; None on the CPU.
         warnings: what speaks against the figures.
+        together: what is predicted of several ranks; None of one.
     """
     counts = request.config.parameter_counts()
     step_tokens = request.batch * request.seq
@@ -68,5 +70,6 @@ def document(
         "tokens": request.tokens,
         "days": request.tokens / rate / _DAY_S,
         "prediction": foretold,
+        "predicted_ranks": together,
         "warnings": warnings,
     }

@@ -6,14 +6,14 @@ _MIB = 2**20
 
 
 def line(document: dict[str, Any]) -> str:
-    """The figures of a document on one line."""
+    """The figures of a document on one line; a second one of what is predicted of ranks."""
     parameters, rate, tflops = document["parameters"], document["tokens_per_s"], document["tflops"]
     memory = document["memory"]
     mfu = "unknown" if document["mfu"] is None else f"{document['mfu']:6.1%}"
     peak = f"peak {mib(memory['peak_bytes'])}"
     if "device_peak_bytes" in memory:
         peak += f" (device {mib(memory['device_peak_bytes'])})"
-    return "  ".join(
+    measured = "  ".join(
         (
             f"{document['label']:30}",
             f"{parameters['total'] / 1e6:5.1f}M tot",
@@ -24,6 +24,18 @@ def line(document: dict[str, Any]) -> str:
             peak,
             f"{document['days']:5.1f} days for {short_count(document['tokens'])}",
         )
+    )
+    together = document["predicted_ranks"]
+    return measured if together is None else f"{measured}\n{_ranks(together, document['tokens'])}"
+
+
+def _ranks(found: dict[str, Any], tokens: int) -> str:
+    return (
+        f"  predicted, {found['ranks']} ranks by {found['parallel']} over "
+        f"{found['link']['name']}: {mib(found['needed_bytes'])} a rank  communication "
+        f"{found['communication_ms']:.1f} ms a step, {found['exposed_ms']:.1f} of them waited for  "
+        f"{_rate(found['tokens_per_s'])} tok/s of all  {found['days']:.1f} days for "
+        f"{short_count(tokens)}"
     )
 
 

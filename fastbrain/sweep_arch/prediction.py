@@ -13,7 +13,7 @@ def planned(request: Request, place: Place) -> Plan:
     """The plan of this shape on this device."""
     return plan(
         request.config,
-        _card(place),
+        device_card(place),
         request.batch,
         request.seq,
         mixed_precision=_mixed_precision(request, place),
@@ -73,14 +73,16 @@ def too_large(request: Request, place: Place, planned: Plan) -> str | None:
 def ways_out(request: Request, place: Place) -> tuple[Remedy, ...]:
     """How to need less memory, cheapest first."""
     mixed = _mixed_precision(request, place)
-    return remedies(request.config, _card(place), request.batch, request.seq, mixed_precision=mixed)
+    card = device_card(place)
+    return remedies(request.config, card, request.batch, request.seq, mixed_precision=mixed)
 
 
 def _mixed_precision(request: Request, place: Place) -> bool:
     return place.is_cuda if request.mixed_precision is None else request.mixed_precision
 
 
-def _card(place: Place) -> Card:
+def device_card(place: Place) -> Card:
+    """The device as the plan knows it; of the CPU and of an unknown card its memory alone."""
     if not place.is_cuda:
         # its rates are not asked for, and measuring them takes seconds and memory
         return Card("cpu", place.name, 1, 0, 1.0, 1.0, 1.0, place.total_bytes or 0, is_cpu=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import InvalidConfig
+from fastbrain.plan.links import Link
 
 # the fewest timed steps whose median and spread mean something
 FEWEST_STEPS = 5
@@ -31,6 +32,9 @@ class Request:
         budget_mib: MiB that may be used; 0 is no limit.
         json: whether one JSON object is printed in place of the line.
         notes: what the user should know of the shape before it is measured.
+        ranks: devices that are to train together, of which this one is measured.
+        parallel: "auto", "ddp" or "fsdp".
+        link: between the ranks; None is the usual one.
     """
 
     config: TransformerConfig
@@ -43,6 +47,9 @@ class Request:
     budget_mib: int = 0
     json: bool = False
     notes: tuple[str, ...] = ()
+    ranks: int = 1
+    parallel: str = "auto"
+    link: Link | None = None
 
     @property
     def label(self) -> str:
@@ -76,6 +83,9 @@ def request_of(options: argparse.Namespace) -> Request:
         budget_mib=options.budget_mib,
         json=options.json,
         notes=tuple(notes),
+        ranks=options.ranks,
+        parallel=options.parallel or "auto",
+        link=options.link,
     )
 
 
@@ -148,6 +158,12 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
             f"--moe-start is {options.moe_start}, but layers is {options.layers}, so the last "
             f"layer is {options.layers - 1}: start no later, or pass 0 for moe"
         )
+    for name in ("parallel", "link") if options.ranks == 1 else ():
+        if getattr(options, name) is not None:
+            raise InvalidConfig(
+                f"--{name} says something of several ranks, and there is one: add --ranks 2, or "
+                f"leave --{name} out"
+            )
     if options.seq < 2:
         raise InvalidConfig("seq must be at least 2, one token to predict the other from; got 1")
     if options.max_seq_len is not None and options.max_seq_len < options.seq:

@@ -28,6 +28,12 @@ _COLUMNS = (
     "peak", "device peak", "days",
 )  # fmt: skip
 
+# none of them is measured
+_RANKS_COLUMNS = (
+    "predicted: ranks", "predicted: memory of a rank", "predicted: communication, ms",
+    "predicted: waited for, ms", "predicted: tok/s of all ranks",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Row:
@@ -164,8 +170,12 @@ def _markdown(command: str, rows: list[Row]) -> str:
     lines = [f"    {command}", ""]
     # each once, in the order of the rows
     lines += dict.fromkeys(f"- {_machine(each)}" for each in done)
-    lines += ["", _table_row(_COLUMNS), _table_row(["---"] + ["---:"] * (len(_COLUMNS) - 1))]
-    lines += [_table_row([f"`{row.text}`", *_cells(row)]) for row in rows]
+    several = any(each["predicted_ranks"] is not None for each in done)
+    columns = _COLUMNS + (_RANKS_COLUMNS if several else ())
+    lines += ["", _table_row(columns), _table_row(["---"] + ["---:"] * (len(columns) - 1))]
+    for row in rows:
+        cells = _cells(row) + (_rank_cells(row) if several else [])
+        lines.append(_table_row([f"`{row.text}`", *cells]))
     warned = [f"- `{row.text}`: {text}" for row in rows for text in _warnings(row)]
     return "\n".join(lines + [""] * bool(warned) + warned) + "\n"
 
@@ -201,6 +211,19 @@ def _cells(row: Row) -> list[str]:
         mib(memory["peak_bytes"]),
         mib(memory["device_peak_bytes"]) if "device_peak_bytes" in memory else "",
         f"{found['days']:.1f} for {short_count(found['tokens'])}",
+    ]
+
+
+def _rank_cells(row: Row) -> list[str]:
+    found = None if row.document is None else row.document["predicted_ranks"]
+    if found is None:
+        return [""] * len(_RANKS_COLUMNS)
+    return [
+        f"{found['ranks']} {found['parallel']}, {found['link']['name']}",
+        mib(found["needed_bytes"]),
+        f"{found['communication_ms']:.1f}",
+        f"{found['exposed_ms']:.1f}",
+        f"{found['tokens_per_s']:.0f}",
     ]
 
 

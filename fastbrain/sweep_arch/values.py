@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from fastbrain.config import LinearScaling, Llama3Scaling, RopeScaling
 from fastbrain.errors import InvalidConfig
+from fastbrain.plan.choice import ASKED
+from fastbrain.plan.links import Link, find_link
 
 # the kernels count in signed 32-bit integers
 _MOST = 2**31 - 1
@@ -63,6 +65,19 @@ def device(text: str) -> str:
             f"must be cpu, cuda or cuda:N with the card's number; got {text!r}"
         )
     return text
+
+
+def parallel(text: str) -> str:
+    if text not in ASKED:
+        raise argparse.ArgumentTypeError(f"must be auto, ddp or fsdp; got {text!r}")
+    return text
+
+
+def link(text: str) -> Link:
+    try:
+        return find_link(text)
+    except InvalidConfig as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def rope_scaling(text: str) -> RopeScaling:

@@ -2,22 +2,25 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastbrain.errors import InvalidSnapshot
 from fastbrain.formats import huggingface
 from fastbrain.lm import TransformerLm
+from fastbrain.parallel.shards import fill
 from fastbrain.training import manifest
 from fastbrain.training.corpus import Corpus
 from fastbrain.training.guard import Guard
 from fastbrain.training.initial import build, copy_weights
 from fastbrain.training.run_dir import Checkpoint
 from fastbrain.training.settings import Settings
-from fastbrain.training.snapshot import moments
+from fastbrain.training.snapshot import placed
 from fastbrain.training.state import State
+from fastbrain.transformer import pieces_of_parameters
 
 
 def restore(
@@ -43,10 +46,8 @@ def restore(
     """
     policy = settings.guard.policy
     if found is None:
-        copy_weights(build(settings).weights(), model.weights())
-        for moment in moments(model).values():
-            moment.zero_()
-        model.set_optimizer_step(0)
+        copy_weights(build(settings), model)
+        model.forget_moments()
         return State(guard=Guard(policy, data_skips=rollbacks))
     recorded = manifest.document(found.path / "trainer_state.json")
     try:
@@ -71,16 +72,30 @@ def restore(
 def _read(found: Checkpoint, model: TransformerLm) -> None:
     """Fill a model from a checkpoint."""
     updates = torch.zeros((), dtype=torch.int64)
-    files = {
-        "model.safetensors": huggingface.stored(model.weights()),
-        "optimizer.safetensors": moments(model) | {"updates": updates},
-    }
+    held, tensors = pieces_of_parameters(model.config), model.tensors()
+    expected: dict[str, dict[str, Tensor]] = {"optimizer.safetensors": {"updates": updates}}
+    for kind, parameter, tensor in _each(tensors):
+        shape = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        file, views = placed(held[parameter], kind, shape)
+        expected.setdefault(file, {}).update(views)
     # both are compared before either is copied
-    for name, views in files.items():
-        huggingface.check_fits(found.path / name, views)
-    for name, views in files.items():
-        huggingface.read_tensors(found.path / name, views)
+    for file, views in expected.items():
+        huggingface.check_fits(found.path / file, views)
+    for kind, parameter, tensor in _each(tensors):
+        # a rank that has but a part of it reads it whole, and keeps its part
+        values = torch.empty(tensor.shape, dtype=tensor.dtype) if model.sharded else tensor
+        file, views = placed(held[parameter], kind, values)
+        huggingface.copy_tensors(found.path / file, views)
+        if values is not tensor:
+            fill(tensor, values)
+    huggingface.copy_tensors(found.path / "optimizer.safetensors", {"updates": updates})
     model.set_optimizer_step(int(updates))
+
+
+def _each(tensors: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, str, Tensor]]:
+    for kind, of_kind in tensors.items():
+        for parameter, tensor in of_kind.items():
+            yield kind, parameter, tensor
 
 
 def _require_same_run(

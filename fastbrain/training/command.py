@@ -4,22 +4,26 @@ What can be found wrong without torch is found here, so that a slip is answered 
 """
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastbrain.errors import FastBrainError, InvalidConfig, InvalidSnapshot
+from fastbrain.parallel.launch import Launch
 from fastbrain.training import config_files, guard_log, manifest, resuming, run_dir, toml
-from fastbrain.training.lock import Lock, Locked
+from fastbrain.training.lock import Lock, Locked, is_of_this_launch
 from fastbrain.training.progress import Console
 from fastbrain.training.run_dir import Checkpoint, NoCheckpoint, RunDir
 from fastbrain.training.settings import LENGTHS, Settings
 
 DONE, FAILED, REFUSED, NO_CHECKPOINT, LOCKED, RESUMABLE = 0, 1, 2, 3, 4, 75
+# torchrun before Python 3.12 takes "--run" after the program's name for an option of its own
+RUN = ("--run", "--run-dir")
 # what a shell says of a program that Ctrl-C ended
 INTERRUPTED = 130
 
@@ -42,10 +46,10 @@ It goes on from the newest intact checkpoint and ends where an uninterrupted run
 
 @dataclass(frozen=True)
 class Request:
-    """A run to begin, or with `going_on` given to go on with; its lock is held."""
+    """A run to begin, or with `going_on` given to go on with; the first rank holds its lock."""
 
     path: Path
-    lock: Lock
+    lock: Lock | None
     settings: Settings
     going_on: "GoingOn | None"
     json: bool
@@ -72,24 +76,50 @@ class GoingOn:
     remake_data: bool
 
 
-def execute(options: argparse.Namespace, start: Callable[[Request, Console], int]) -> int:
-    """Check what was asked for and `start` it; returns the exit code."""
-    console = Console(sys.stderr if options.json else sys.stdout)
-    with warnings.catch_warnings():
+@dataclass(frozen=True)
+class Asked:
+    """What became of a command line: a request, or the exit code that it was refused with.
+
+    On ranks other than the first it is neither: they hear it from that one.
+    """
+
+    launch: Launch
+    request: Request | None = None
+    refused: int | None = None
+
+
+def execute(options: argparse.Namespace, start: Callable[[Asked, Console], int]) -> int:
+    """Check what was asked for and `start` it; returns the exit code.
+
+    Of several processes that torchrun started the first one does, and the others follow.
+    """
+    try:
+        launch = Launch.find()
+    except FastBrainError as error:
+        return refuse(error)
+    with ExitStack() as stack:
+        stream = sys.stderr if options.json else sys.stdout
+        if not launch.leads:
+            stream = stack.enter_context(open(os.devnull, "w"))
+        console = Console(stream, launch.rank)
+        stack.enter_context(warnings.catch_warnings())
         warnings.showwarning = lambda message, *_, **__: console.say(f"warning: {message}")
-        try:
-            request = options.request(options, console)
-        except FastBrainError as error:
-            return refuse(error)
-        try:
-            return start(request, console)
-        finally:
-            request.lock.release()
+        asked = Asked(launch)
+        if launch.leads:
+            try:
+                request = options.request(options, console)
+                stack.callback(request.lock.release)
+                asked = Asked(launch, request)
+            except FastBrainError as error:
+                asked = Asked(launch, refused=refuse(error))
+        if launch.alone and asked.refused is not None:
+            return asked.refused
+        return start(asked, console)
 
 
-def refuse(error: FastBrainError) -> int:
+def refuse(error: FastBrainError, console: Console | None = None) -> int:
     """Say why there is no first step; returns the exit code."""
-    print(f"fastbrain: {error}", file=sys.stderr)
+    (console or Console(sys.stderr)).complain(str(error))
     if isinstance(error, Locked):
         return LOCKED
     return NO_CHECKPOINT if isinstance(error, NoCheckpoint) else REFUSED
@@ -101,7 +131,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _TRAIN_EPILOG.format(names=", ".join(config_files.shipped_names()))
     parser.add_argument("config", metavar="CONFIG", help="TOML file or shipped configuration")
     add_common_arguments(parser)
-    parser.add_argument("--run", metavar="DIR", help="the run's directory (runs/<name of CONFIG>)")
+    parser.add_argument(*RUN, metavar="DIR", help="the run's directory (runs/<name of CONFIG>)")
     parser.add_argument(
         "--resume", choices=["auto"], help="go on with the run in DIR if there is one"
     )
@@ -127,14 +157,26 @@ def parse(
 
     argparse alone takes positional arguments up to the first option and refuses later ones.
     """
-    options, rest = parser.parse_known_args(arguments)
+    with _silent_unless_first():
+        options, rest = parser.parse_known_args(arguments)
     takes_overrides = "overrides" in options
     strange = [each for each in rest if each.startswith("-") or not takes_overrides]
     if strange:
-        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+        with _silent_unless_first():
+            parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if takes_overrides:
         options.overrides = [*options.overrides, *rest]
     return options
+
+
+@contextmanager
+def _silent_unless_first() -> Iterator[None]:
+    """All processes of a run read the same command line; one says what is wrong with it."""
+    if os.environ.get("RANK", "0") == "0":
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def train_request(options: argparse.Namespace, console: Console) -> Request:
@@ -147,7 +189,9 @@ def train_request(options: argparse.Namespace, console: Console) -> Request:
     settings = config_files.load(options.config, overrides).absolute()
     path = Path(options.run or Path("runs") / Path(options.config).stem)
     if run_dir.exists(path):
-        if options.resume is None:
+        # torchrun starts what it started before with the same words
+        again = Launch.find().restarts > 0 and is_of_this_launch(path)
+        if options.resume is None and not again:
             raise InvalidConfig(
                 f"there is a run at {path} already: go on with it by adding --resume auto, or "
                 "choose another place with --run"

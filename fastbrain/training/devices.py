@@ -10,6 +10,7 @@ from torch import Tensor
 from fastbrain.config import TransformerConfig
 from fastbrain.errors import Cuda, CudaMemoryBudget, InvalidConfig
 from fastbrain.lm import TransformerLm
+from fastbrain.parallel.ranks import Ranks
 from fastbrain.plan.machine import machine_bytes
 from fastbrain.tokens.token_batch import TokenBatch
 from fastbrain.training.space import require_space
@@ -23,6 +24,8 @@ BYTES_PER_PARAMETER, CHECKPOINT_BYTES = 16, 12
 
 # more tokens than these at once make no step faster: their matrices fill the device
 CPU_TOKENS, CUDA_TOKENS = 4_096, 65_536
+# of a card's memory; evaluation, fragmentation and the desktop want some of it too
+CUDA_SHARE = 0.92
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,13 @@ class Device:
     total_bytes: int | None
 
     @classmethod
-    def find(cls) -> "Device":
-        """The first CUDA card if there is one, else the CPU."""
-        if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(0)
-            return cls(torch.device("cuda", 0), properties.name, properties.total_memory)
-        return cls(torch.device("cpu"), "CPU", None)
+    def find(cls, ranks: Ranks | None = None) -> "Device":
+        """The device of this rank; alone, the first CUDA card if there is one, else the CPU."""
+        found = (ranks or Ranks.alone()).device
+        if found.type == "cuda":
+            properties = torch.cuda.get_device_properties(found)
+            return cls(found, properties.name, properties.total_memory)
+        return cls(found, "CPU", None)
 
     @property
     def is_cuda(self) -> bool:
@@ -76,8 +80,21 @@ class Fetched:
         return found
 
 
-def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
+def check_space(
+    config: TransformerConfig,
+    device: Device,
+    run: Path,
+    processes: int = 1,
+    shards: int = 1,
+) -> None:
     """Refuse a model that cannot fit in memory, or whose checkpoints cannot fit on the disk.
+
+    Args:
+        config: the model.
+        device: of this rank.
+        run: the run's directory.
+        processes: of the run on this machine.
+        shards: parts that the model is divided into.
 
     Raises:
         InvalidConfig: the machine has less memory than weights, gradients and moments need.
@@ -85,6 +102,9 @@ def check_space(config: TransformerConfig, device: Device, run: Path) -> None:
     """
     trained, frozen = split_parameters(config)
     need, parts = trained * BYTES_PER_PARAMETER + frozen * 4, "weights, gradients and moments"
+    need //= shards
+    if not device.is_cuda and processes > 1:
+        need, parts = need * processes, f"{parts} of {processes} processes"
     saved = trained * CHECKPOINT_BYTES + frozen * 4
     if not device.is_cuda:
         # what a checkpoint is written from lies in the same memory
@@ -129,10 +149,8 @@ def _fits(model: TransformerLm, device: Device, rows: int, seq_len: int) -> bool
         for _ in range(2):
             model.accumulate_step(TokenBatch(ids), weight=0.5)
         torch.cuda.synchronize(device.torch_device)
-        # evaluation, fragmentation and the desktop want some of it too
-        return torch.cuda.max_memory_reserved(device.torch_device) <= 0.92 * (
-            device.total_bytes or 0
-        )
+        used = torch.cuda.max_memory_reserved(device.torch_device)
+        return used <= CUDA_SHARE * (device.total_bytes or 0)
     except (torch.cuda.OutOfMemoryError, CudaMemoryBudget, Cuda):
         return False
     finally:

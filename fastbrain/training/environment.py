@@ -13,8 +13,13 @@ from fastbrain.training.devices import Device
 from fastbrain.training.settings import Settings
 
 
-def environment(device: Device, settings: Settings) -> dict[str, Any]:
-    """Versions, threads, block sizes and the split of a step, for trainer_state.json."""
+def environment(
+    device: Device, settings: Settings, world_size: int = 1, parallel: str | None = None
+) -> dict[str, Any]:
+    """Versions, threads, block sizes and the split of a step, for trainer_state.json.
+
+    `parallel` is how several ranks share the model, None where there is one.
+    """
     tiles = resources.files("fastbrain") / "kernels" / "tiles.py"
     return {
         "versions": {
@@ -27,7 +32,8 @@ def environment(device: Device, settings: Settings) -> dict[str, Any]:
         },
         "threads": torch.get_num_threads(),
         "tile_table_sha256": hashlib.sha256(tiles.read_bytes()).hexdigest(),
-        "world_size": 1,
+        "world_size": world_size,
+        "parallel": parallel,
         "micro_batch_size": settings.train.micro_batch_size,
     }
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fastbrain import atomic
 from fastbrain.lm import TransformerLm
 from fastbrain.losses import summed_losses
+from fastbrain.parallel.ranks import Ranks
 from fastbrain.sampler import Sampler
 from fastbrain.training.corpus import Corpus
 
@@ -33,9 +34,14 @@ class Score(NamedTuple):
             return math.inf
 
 
-def score(model: TransformerLm, corpus: Corpus, sequences: int) -> Score:
-    """Token-weighted loss over what is held out, `sequences` rows at once."""
-    found = summed_losses(model.evaluate, corpus.held_out_batches(sequences))
+def score(model: TransformerLm, corpus: Corpus, sequences: int, ranks: Ranks) -> Score:
+    """Token-weighted loss over what is held out, `sequences` rows at once, shared by the ranks."""
+    batches = list(corpus.held_out_batches(sequences))
+    own = batches[ranks.rank :: ranks.size]
+    if len(own) < -(-len(batches) // ranks.size):
+        # others have one more, and a model in parts is gathered by all ranks or none
+        model.evaluate(batches[0])
+    found = summed_losses(model.evaluate, own, ranks.add)
     assert found is not None  # a run begins only with a row to score
     loss, density = float(found.lm_loss), corpus.bytes_per_token
     return Score(loss, loss / math.log(2) / density if density else None)

@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 
 import torch
-from torch import Tensor
 
 from fastbrain.errors import InvalidConfig, InvalidSnapshot
 from fastbrain.lm import TransformerLm
 from fastbrain.optim import Optimizer
+from fastbrain.parallel.shards import fill
 from fastbrain.training.pretrained import Pretrained, open_pretrained
 from fastbrain.training.settings import Settings, shape
 
@@ -93,7 +93,7 @@ def build(settings: Settings, base: TransformerLm | None = None) -> TransformerL
     if base.config != plain:
         # the same tensors under another rotary table or other weights of the routing losses
         model = TransformerLm(plain, seed=0)
-        copy_weights(base.weights(), model.weights())
+        copy_weights(base, model)
         model.quantized_file = base.quantized_file
     model.optimizer = _optimizer(settings)
     model.set_optimizer_step(0)
@@ -113,12 +113,11 @@ def _optimizer(settings: Settings) -> Optimizer:
     )
 
 
-def copy_weights(source: list[tuple[str, Tensor]], target: list[tuple[str, Tensor]]) -> None:
-    """Copy every tensor into the one of its name; both lists are of one shape of model."""
-    for (name, value), (own, view) in zip(source, target, strict=True):
-        assert name == own
-        with torch.no_grad():
-            view.copy_(value)
+def copy_weights(source: TransformerLm, target: TransformerLm) -> None:
+    """Copy the weights of a model into another of its shape, of which a rank may have a part."""
+    own = dict(target.module.named_parameters())
+    for name, values in source.module.named_parameters():
+        fill(own[name], values.detach())
 
 
 def weights_sha256(model: TransformerLm) -> str:

@@ -51,6 +51,7 @@ class Lock:
             )
         content = {
             "pid": os.getpid(),
+            "parent": os.getppid(),
             "host": socket.gethostname(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -89,6 +90,12 @@ def holder(run: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def is_of_this_launch(run: Path) -> bool:
+    """Whether the newest holder was a process that started where this one did, as by torchrun."""
+    found = holder(run) or {}
+    return (found.get("host"), found.get("parent")) == (socket.gethostname(), os.getppid())
 
 
 def is_held(run: Path) -> bool:

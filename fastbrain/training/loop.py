@@ -8,30 +8,33 @@ ends where one that was never interrupted ends.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastbrain.errors import Io
+from fastbrain.errors import Cuda, Io
 from fastbrain.lm import TransformerLm
-from fastbrain.training import checkpoint, evaluation, guard_log, incidents, metrics, rules
+from fastbrain.parallel.ranks import Ranks, hearing
+from fastbrain.training import checkpoint, evaluation, following, incidents, metrics
+from fastbrain.training.books import Books
 from fastbrain.training.conclusion import OUT_OF_MEMORY, conclude, remedies
 from fastbrain.training.corpus import Corpus
 from fastbrain.training.devices import Device
+from fastbrain.training.exchange import Wishes, exchanged
 from fastbrain.training.guard import Diverged, Kind, Rollback
 from fastbrain.training.lock import Lock
 from fastbrain.training.progress import Console
 from fastbrain.training.recorder import Recorder, Settled
-from fastbrain.training.requests import Requests
 from fastbrain.training.run_dir import RunDir
 from fastbrain.training.saving import Saver
 from fastbrain.training.settings import Settings
-from fastbrain.training.sinks import TensorBoard
 from fastbrain.training.snapshot import Camera
 from fastbrain.training.state import State
+from fastbrain.training.wanted import Wanted
 from fastbrain.training.watchdog import Watchdog
 
 
@@ -44,34 +47,39 @@ class _RolledBack(Exception):
 
 @dataclass
 class Trainer:
-    """One start of a run: everything is built and loaded, and `run` trains."""
+    """One start of a run: everything is built and loaded, and `run` trains.
+
+    Every rank has one, and all do the same at the same step: what depends on a clock, a signal or a
+    file is agreed upon first. The first rank alone, which has the lock, writes and prints.
+    """
 
     run_dir: RunDir
-    lock: Lock
+    lock: Lock | None
     settings: Settings
     model: TransformerLm
     corpus: Corpus
     device: Device
+    ranks: Ranks
     console: Console
     state: State
 
     def __post_init__(self) -> None:
         settings, run, say = self.settings, self.run_dir, self.console.say
+        leads = self.ranks.leads
         self._total = settings.steps
         self._schedule = settings.schedule()
-        self._metrics = metrics.Metrics(run.metrics, say)
-        self._guard_log = guard_log.GuardLog(run.guard_log, say)
-        self._board = TensorBoard(run.path / "tensorboard", say)
-        self._recorder = Recorder(
-            settings, self._metrics, self._board, self.console, self.device, self.state
-        )
-        self._camera = Camera(self.model, self.corpus, self.device, run.run_id)
+        self._books = Books(run if leads else None, say)
+        self._recorder = Recorder(settings, self._books, self.console, self.device, self.state)
+        self._camera = Camera(self.model, self.corpus, self.device, run.run_id, self.ranks)
         self._saver = Saver(say)
-        self._watchdog = Watchdog(run.path / "stacks.txt", say)
+        # a hang is of all ranks: each says where its own is
+        stacks = "stacks.txt" if leads else f"stacks-{self.ranks.rank}.txt"
+        self._watchdog = Watchdog(run.path / stacks, say if leads else self.console.complain)
+        pace = self._recorder.pace
+        self._wanted = Wanted(settings, self.ranks, run.path, self.device, pace, say)
         self._first_step = self.state.step
         # steps whose checkpoint was begun, and is on the disk
         self._begun = self._committed = self.state.step if self.state.step else -1
-        self._last_save_s = 0.0
 
     def run(self) -> bool:
         """Train to the end, or until asked to stop; save. Whether the end was reached.
@@ -79,32 +87,31 @@ class Trainer:
         Raises:
             Diverged: the guard gives up.
             Io: the disk refused the last saves.
+            RankLost: another process of the run is gone.
         """
-        limit = self.settings.train.max_time
-        limit_s = math.inf if limit is None else rules.seconds(limit)
         try:
-            with Requests(self.run_dir.path, self.console.say) as requests, self._watchdog:
+            with self._wanted, self._watchdog:
                 self._repeat_evaluation()
                 while self.state.step < self._total:
                     try:
                         self._train_step()
-                        self._after_step(requests.save())
-                        if requests.stop() or self._recorder.pace.elapsed_s() >= limit_s:
+                        if self._after_step(self._wanted.now()):
                             self._settle()
                             break
                     except _RolledBack as back:
                         self._roll_back(back.decision)
                 self._recorder.flush()
                 self._finish_saving()
-                # a scheduler may repeat its signal while this takes a second
-                counts, say = self.model.parameter_counts(), self.console.say
-                conclude(self.run_dir, self.summary(), counts, say)
+                if self.ranks.leads:
+                    # a scheduler may repeat its signal while this takes a second
+                    counts, say = self.model.parameter_counts(), self.console.say
+                    conclude(self.run_dir, self.summary(), counts, say)
         except Exception:
             self._recorder.flush()
             self._saver.abandon()
             raise
         finally:
-            self._board.close()
+            self._books.close()
         return self.state.step >= self._total
 
     def _train_step(self) -> None:
@@ -118,22 +125,27 @@ class Trainer:
         # however it is split
         predicted = sum(batch.predicted() for batch in batches)
         valid = sum(batch.valid_tokens() for batch in batches)
-        loss = auxiliary = torch.zeros((), device=self.device.torch_device)
-        parts = []
-        for batch in batches:
+        share = len(batches) // self.ranks.size
+        own = batches[self.ranks.rank * share : (self.ranks.rank + 1) * share]
+        losses, auxiliaries = [], []
+        for batch in own:
             routed = batch.valid_tokens() / valid
-            part = self.model.accumulate_step(
-                batch, weight=batch.predicted() / predicted, auxiliary_weight=routed
-            )
-            loss = loss + part.lm_loss_sum
-            auxiliary = auxiliary + part.auxiliary_loss * routed
-            parts.append(part.lm_loss_sum)
+            with nullcontext() if batch is own[-1] else self.model.no_sync():
+                part = self.model.accumulate_step(
+                    batch, weight=batch.predicted() / predicted, auxiliary_weight=routed
+                )
+            losses.append(part.lm_loss_sum)
+            auxiliaries.append(part.auxiliary_loss * routed)
+        with hearing(self.ranks):
+            numbers = exchanged(self.ranks, losses, auxiliaries, self._wanted.to_tell())
+        # one after the other: the order decides the last bit, and is that of one process
+        loss = reduce(torch.add, numbers.losses.unbind())
+        auxiliary = reduce(torch.add, numbers.auxiliaries.unbind())
         # forward and backward are queued, so waiting for the step before costs nothing now
         self._settle()
         norm = self.model.step_clipped(1.0, settings.train.max_norm, loss)
         self.state.step = step + 1
-        numbers = torch.stack([loss / predicted, auxiliary, norm, *parts])
-        self._recorder.add(step + 1, rate, numbers)
+        self._recorder.add(step + 1, rate, loss / predicted, auxiliary, norm, numbers)
         self._watchdog.beat()
         self._saver.check()
 
@@ -145,7 +157,10 @@ class Trainer:
             _RolledBack: the run is to go back.
         """
         settled = self._recorder.settle()
-        if settled is None or settled.verdict.kind is Kind.GOOD:
+        if settled is None:
+            return
+        self._wanted.hear(settled.wishes)
+        if settled.verdict.kind is Kind.GOOD:
             return
         self._note(settled)
         if settled.verdict.stop is not None:
@@ -157,8 +172,9 @@ class Trainer:
             raise _RolledBack(settled.verdict.rollback)
 
     def _note(self, settled: Settled) -> None:
-        row = incidents.row(settled, self.state.guard, self.corpus, self.settings)
-        self._guard_log.note({"start": self._metrics.start, **row})
+        if self.ranks.leads:
+            row = incidents.row(settled, self.state.guard, self.corpus, self.settings)
+            self._books.note(row)
         if settled.verdict.kind is Kind.SKIP:
             self.console.say(
                 f"step {settled.step}: the loss or gradient is not finite; nothing was updated"
@@ -169,11 +185,12 @@ class Trainer:
         self._recorder.flush()
         with self._paused():
             self._saver.wait()
-            row = {"start": self._metrics.start, "kind": "rollback", "step": self.state.step}
-            self._guard_log.decide({**row, **decision._asdict()})
-            rollbacks = guard_log.rollbacks(self.run_dir.guard_log)
-            self.run_dir.carry_out(rollbacks)
-            found = self.run_dir.newest(self.console.say)
+            row = {"kind": "rollback", "step": self.state.step}
+            self._books.decide({**row, **decision._asdict()})
+            rollbacks = following.rollbacks(self.run_dir, self.ranks)
+            if self.ranks.leads:
+                self.run_dir.carry_out(rollbacks)
+            found = following.newest(self.run_dir, self.ranks, self.console.say)
             self.state = checkpoint.restore(
                 found, self.model, self.corpus, self.settings, rollbacks
             )
@@ -185,13 +202,12 @@ class Trainer:
             )
             self._repeat_evaluation()
 
-    def _after_step(self, wanted: bool) -> None:
+    def _after_step(self, wanted: Wishes) -> bool:
+        """Log, save, evaluate, where it is time to; whether the run is to stop."""
         settings, step = self.settings, self.state.step
         last = step == self._total
-        every, every_s = settings.save.interval_steps, settings.save_every_s
-        save = wanted or last or (every is not None and step % every == 0)
-        if every_s is not None:
-            save = save or self._recorder.pace.elapsed_s() - self._last_save_s >= every_s
+        every = settings.save.interval_steps
+        save = wanted.save or last or (every is not None and step % every == 0)
         evaluate = last or step % settings.eval.interval == 0
         if save or evaluate:
             self._settle()
@@ -201,11 +217,14 @@ class Trainer:
             self._save()
         if evaluate:
             self._evaluate()
+        return wanted.stop
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
+        """What is not training; all ranks come out of it together, however long one takes."""
         with self._recorder.pace.pause(), self._watchdog.pause():
             yield
+            self.ranks.barrier()
 
     def _save(self) -> None:
         """Begin the checkpoint of this step; training goes on once its copy is made."""
@@ -213,19 +232,27 @@ class Trainer:
             return
         with self._paused():
             self._saver.wait()
-            self._saver.start(self._writing())
+            # the others wait for the disk here, where there is time
+            self.ranks.barrier()
+            write = self._writing()
+            if write is not None:
+                self._saver.start(write)
         self._begun = self.state.step
-        self._last_save_s = self._recorder.pace.elapsed_s()
+        self._wanted.note_save()
 
-    def _writing(self) -> Callable[[], None]:
-        state, save = self.state, self.settings.save
-        snapshot = self._camera.take(self.settings, state)
+    def _writing(self) -> Callable[[], None] | None:
+        """Take a snapshot, all ranks together; what writes it, on the first."""
+        state, save, lock = self.state, self.settings.save, self.lock
+        with hearing(self.ranks):
+            snapshot = self._camera.take(self.settings, state)
+        if snapshot is None or lock is None:
+            return None
         rollback = self.settings.guard.policy == "rollback"
         way_back = state.guard.way_back(state.step) if rollback else None
 
         def write() -> None:
-            self.lock.check()
-            self._metrics.sync()
+            lock.check()
+            self._books.sync()
             self.run_dir.commit(snapshot.step, snapshot.write)
             self._committed = snapshot.step
             try:
@@ -246,14 +273,16 @@ class Trainer:
         """
         with self._paused():
             self._saver.wait()
-            if self._committed != self.state.step:
-                self._writing()()
+            if self.ranks.first(lambda: self._committed != self.state.step):
+                write = self._writing()
+                if write is not None:
+                    write()
 
     def _evaluate(self) -> None:
         settings, step = self.settings, self.state.step
         with self._paused():
             micro = int(settings.train.micro_batch_size)
-            score = evaluation.score(self.model, self.corpus, micro)
+            score = evaluation.score(self.model, self.corpus, micro, self.ranks)
             best = self.state.note_score(step, score.loss)
             self._recorder.score(score, best)
             if best:
@@ -266,13 +295,15 @@ class Trainer:
 
     def _sample(self) -> None:
         count, seed, first = self.settings.eval.samples, self.settings.train.seed, None
-        try:
-            with self._paused():
-                first = evaluation.write_samples(
-                    self.model, self.corpus, count, seed, self._samples
-                )
-        except Io as error:
-            self.console.say(f"warning: {error}; training goes on")
+        with self._paused(), hearing(self.ranks):
+            whole = self.model.gathered(moments=False) if count else None
+            try:
+                if whole is not None:
+                    if whole is not self.model and self.device.is_cuda:
+                        whole.to_cuda(self.device.torch_device.index)
+                    first = evaluation.write_samples(whole, self.corpus, count, seed, self._samples)
+            except (Io, Cuda) as error:
+                self.console.say(f"warning: {error}; training goes on")
         if first is not None:
             self.console.say(f"  sample: {first[:120]}")
 
@@ -281,15 +312,21 @@ class Trainer:
         step = self.state.step
         if not step:
             return
-        scores = [row for row in metrics.read(self.run_dir.metrics) if "val_loss" in row]
-        for row in scores:
-            if row["step"] <= step and row["val_loss"] is not None:
-                self.state.note_score(row["step"], row["val_loss"])
+        scores, sampled = self.ranks.first(self._scored)
+        for scored, loss in scores:
+            if scored <= step and loss is not None:
+                self.state.note_score(scored, loss)
         due = step == self._total or step % self.settings.eval.interval == 0
-        if due and not any(row["step"] == step for row in scores):
+        if due and not any(scored == step for scored, _ in scores):
             self._evaluate()
-        elif due and self.settings.eval.samples and not self._samples.exists():
+        elif due and self.settings.eval.samples and not sampled:
             self._sample()
+
+    def _scored(self) -> tuple[list[tuple[int, float | None]], bool]:
+        """The evaluations that there are rows of, and whether this step has samples."""
+        rows = metrics.read(self.run_dir.metrics)
+        scores = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+        return scores, self._samples.exists()
 
     def summary(self) -> dict[str, Any]:
         """The end of this start in numbers; losses are nats a token, NaN is None."""

@@ -154,10 +154,16 @@ class Standing:
 
 
 class Console:
-    """Where a run's lines go. A terminal or pipe that dies is not a reason to stop training."""
+    """Where a run's lines go. A terminal or pipe that dies is not a reason to stop training.
 
-    def __init__(self, stream: TextIO) -> None:
+    Args:
+        stream: for lines.
+        rank: of this process among those of the run.
+    """
+
+    def __init__(self, stream: TextIO, rank: int = 0) -> None:
         self._stream = stream
+        self._name = f"fastbrain: rank {rank}: " if rank else "fastbrain: "
         self.is_terminal = stream.isatty()
         self._drawn = False
 
@@ -178,7 +184,7 @@ class Console:
         """Print lines to stderr, which may have died as well."""
         with suppress(OSError, ValueError, AttributeError):
             for line in text.splitlines():
-                sys.stderr.write(f"fastbrain: {line}\n")
+                sys.stderr.write(f"{self._name}{line}\n")
             sys.stderr.flush()
 
     def _write(self, text: str) -> None:

@@ -5,18 +5,19 @@ update, when the next forward and backward are queued behind them: so the host n
 device that has nothing to do, and what follows from a step follows at a fixed moment.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from fastbrain.training.books import Books
 from fastbrain.training.devices import Device, Fetched
 from fastbrain.training.evaluation import Score
+from fastbrain.training.exchange import StepNumbers, Wishes
 from fastbrain.training.guard import Kind, Verdict
-from fastbrain.training.metrics import Metrics, Row
+from fastbrain.training.metrics import Row
 from fastbrain.training.progress import Console, Pace, Slowdown, Standing
 from fastbrain.training.settings import Settings
-from fastbrain.training.sinks import TensorBoard
 from fastbrain.training.state import State
 
 # seconds between progress lines, on a terminal and elsewhere
@@ -28,12 +29,13 @@ class _InFlight(NamedTuple):
     time_s: float
     learning_rate: float
     numbers: Fetched
+    micro_batches: int
 
 
 class Settled(NamedTuple):
     """A step whose numbers have arrived: steps finished with it, and what it was.
 
-    `micro_losses` are the loss sums of its micro-batches.
+    `micro_losses` are the loss sums of its micro-batches, `wishes` what the ranks asked for in it.
     """
 
     step: int
@@ -41,6 +43,7 @@ class Settled(NamedTuple):
     grad_norm: float
     micro_losses: list[float]
     verdict: Verdict
+    wishes: Wishes = Wishes()
 
 
 class Recorder:
@@ -49,8 +52,7 @@ class Recorder:
     def __init__(
         self,
         settings: Settings,
-        metrics: Metrics,
-        board: TensorBoard,
+        books: Books,
         console: Console,
         device: Device,
         state: State,
@@ -58,34 +60,44 @@ class Recorder:
         self.pace = Pace(state.step)
         self._slowdown = Slowdown()
         self._settings = settings
-        self._metrics = metrics
-        self._board = board
+        self._books = books
         self._console = console
         self._device = device
         self._state = state
         self._in_flight: _InFlight | None = None
         self._rows: list[Row] = []
+        # of another rank
+        self._peak_bytes = 0
         # the first line comes after the first step, so that a slip shows at once
         self._interval_s = 0.0
 
-    def add(self, step: int, rate: float, numbers: Tensor) -> None:
+    def add(
+        self, step: int, rate: float, loss: Tensor, auxiliary: Tensor, norm: Tensor, of: StepNumbers
+    ) -> None:
         """Take the numbers of a step just queued; the one before has been settled.
 
         Args:
             step: steps finished with it.
             rate: its learning rate.
-            numbers: loss, auxiliary loss, gradient norm, then the loss sum of every micro-batch.
+            loss, auxiliary, norm: of the whole step, 0-d each.
+            of: what they come from.
         """
         assert self._in_flight is None
         self.pace.tick(step)
-        self._in_flight = _InFlight(step, self.pace.elapsed_s(), rate, Fetched(numbers))
+        numbers = torch.cat([torch.stack([loss, auxiliary, norm]), of.losses, of.wishes])
+        self._in_flight = _InFlight(
+            step, self.pace.elapsed_s(), rate, Fetched(numbers), len(of.losses)
+        )
 
     def settle(self) -> Settled | None:
         """Wait for the numbers of the newest step and judge them; None if that was done."""
         if self._in_flight is None:
             return None
         each, self._in_flight = self._in_flight, None
-        loss, auxiliary, norm, *micro_losses = each.numbers.values()
+        loss, auxiliary, norm, *rest = each.numbers.values()
+        micro_losses, asked = rest[: each.micro_batches], rest[each.micro_batches :]
+        wishes = Wishes.of(asked) if asked else Wishes()
+        self._peak_bytes = wishes.peak_bytes
         state = self._state
         verdict = state.guard.judge(each.step - 1, loss, norm)
         state.skipped += verdict.kind is Kind.SKIP
@@ -100,7 +112,7 @@ class Recorder:
             "tokens": each.step * self._settings.step_tokens,
             "skipped": state.skipped,
         })  # fmt: skip
-        return Settled(each.step, loss, norm, micro_losses, verdict)
+        return Settled(each.step, loss, norm, micro_losses, verdict, wishes)
 
     def due(self) -> bool:
         """Whether it is time for a progress line."""
@@ -113,8 +125,8 @@ class Recorder:
         rows, self._rows = self._rows, []
         last = rows[-1]
         tokens_per_s = self.pace.lap(last["step"]) * self._settings.step_tokens
-        used = self._device.peak_bytes()
-        self._log(
+        used = max(self._device.peak_bytes(), self._peak_bytes)
+        self._books.log(
             {**row, "tokens_per_s": round(tokens_per_s, 1), "peak_bytes": used} for row in rows
         )
         self._console.show(Standing(
@@ -139,7 +151,7 @@ class Recorder:
         step = self._state.step
         row: Row = {"step": step, "val_loss": score.loss, "perplexity": score.perplexity}
         row["bits_per_byte"] = score.bits_per_byte
-        self._log([row])
+        self._books.log([row])
         line = f"step {step}/{self._settings.steps}  held-out loss {score.loss:.4f}"
         line += f"  perplexity {row['perplexity']:.2f}"
         if score.bits_per_byte is not None:
@@ -150,10 +162,5 @@ class Recorder:
         """Go on with the state of an earlier step: a new start in the log."""
         self._in_flight = None
         self._state = state
-        self._metrics.start += 1
+        self._books.start_anew()
         self.pace.go_back(state.step)
-
-    def _log(self, rows: Iterable[Row]) -> None:
-        found = list(rows)
-        self._metrics.append(found)
-        self._board.write(found)

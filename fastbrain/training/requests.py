@@ -29,11 +29,12 @@ class Requests:
     program started stays ignored, as SIGHUP under nohup and SIGINT for a script's job with `&`.
 
     Args:
-        run: the run's directory; files left from before are removed.
+        run: the run's directory; files left from before are removed. None for a process that
+            leaves them to another.
         notice: called once with a sentence for the user.
     """
 
-    def __init__(self, run: Path, notice: Callable[[str], object]) -> None:
+    def __init__(self, run: Path | None, notice: Callable[[str], object]) -> None:
         self._run = run
         self._notice = notice
         self._stop = False
@@ -65,8 +66,7 @@ class Requests:
         return self._take(SAVE)
 
     def _take(self, name: str) -> bool:
-        path = self._run / name
-        if not path.is_file():
+        if self._run is None or not (path := self._run / name).is_file():
             return False
         with suppress(OSError):
             path.unlink()

@@ -129,6 +129,10 @@ class RunDir:
             found = [(_NAME.fullmatch(path.name), path) for path in self._checkpoints.iterdir()]
         return sorted(Checkpoint(int(name[1]), path) for name, path in found if name)
 
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, whether it is there or not."""
+        return Checkpoint(step, self._checkpoints / f"step-{step:08d}")
+
     def commit(
         self, step: int, write: Callable[[Path], Mapping[str, atomic.Written]]
     ) -> Checkpoint:
@@ -139,7 +143,7 @@ class RunDir:
             write: fills the empty directory that it is given, flushing every file, and says what
                 it wrote.
         """
-        final = self._checkpoints / f"step-{step:08d}"
+        final = self.checkpoint(step).path
         temporary = self._checkpoints / f".tmp-step-{step}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with atomic.io_errors("write", temporary):

@@ -73,7 +73,7 @@ class TrainSettings:
     max_norm: float = _setting(rules.number(0, open_low=True), 1.0)
     precision: str | None = _setting(rules.choice("f32", "bf16-mixed"))
     seed: int = _setting(rules.whole(0, 2**64 - 1), 42)
-    parallel: str = _setting(rules.choice("auto"), "auto")
+    parallel: str = _setting(rules.choice("auto", "ddp", "fsdp"), "auto")
     max_time: str | None = _setting(rules.duration)
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from fastbrain.errors import InvalidConfig
-from fastbrain.training.command import Request, add_common_arguments, train_request
+from fastbrain.training.command import RUN, Request, add_common_arguments, train_request
 from fastbrain.training.progress import Console
 
 _CONFIG = "sft"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="what to begin from")
     parser.add_argument("data", metavar="DATA", help="JSON lines, or a folder of them")
     add_common_arguments(parser)
-    parser.add_argument("--run", metavar="DIR", help="the run's directory (runs/sft)")
+    parser.add_argument(*RUN, metavar="DIR", help="the run's directory (runs/sft)")
     parser.add_argument(
         "--resume", choices=["auto"], help="go on with the run in DIR if there is one"
     )

@@ -8,7 +8,7 @@ step and the settings, so there is no generator and no scheduler to save.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from fastbrain.errors import FastBrainError
 from fastbrain.formats import huggingface
 from fastbrain.formats.safetensors_file import pieces
 from fastbrain.lm import TransformerLm
+from fastbrain.parallel.ranks import Ranks
+from fastbrain.parallel.shards import whole
 from fastbrain.training.corpus import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.environment import environment
@@ -29,7 +31,14 @@ from fastbrain.training.manifest import FORMAT_VERSION
 from fastbrain.training.settings import Settings
 from fastbrain.training.space import require_space
 from fastbrain.training.state import State
+from fastbrain.transformer import Piece, pieces_of_parameters
 
+# which file a kind of tensor is in, and how its names end there
+_PLACES = {
+    "weight": ("model.safetensors", ""),
+    "moment1": ("optimizer.safetensors", ".moment1"),
+    "moment2": ("optimizer.safetensors", ".moment2"),
+}
 # values looked at together: they stay in the cache, and NumPy lets other threads run
 _BLOCK = 1 << 20
 
@@ -68,10 +77,20 @@ class Snapshot:
 class Camera:
     """Takes snapshots of one model, into host memory that is allocated once: 12 bytes a parameter.
 
-    A snapshot is good until the next one is taken.
+    A snapshot is good until the next one is taken. Of several ranks the first takes it, and where
+    the model is in parts all have to help.
     """
 
-    def __init__(self, model: TransformerLm, corpus: Corpus, device: Device, run_id: str) -> None:
+    def __init__(
+        self,
+        model: TransformerLm,
+        corpus: Corpus,
+        device: Device,
+        run_id: str,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks = ranks or Ranks.alone()
+        self._held = pieces_of_parameters(model.config)
         self._model = model
         self._corpus = corpus
         self._device = device
@@ -80,24 +99,29 @@ class Camera:
         # read once: a file that vanishes from the run must not end it at its next save
         self._documents = _model_documents(model, corpus)
 
-    def take(self, settings: Settings, state: State) -> Snapshot:
-        """Copy the model, its moments and the counters as they are now."""
-        weights = huggingface.stored(self._model.weights())
-        updates = torch.tensor(self._model.optimizer_step(), dtype=torch.int64)
-        live = {
-            "model.safetensors": weights,
-            "optimizer.safetensors": moments(self._model) | {"updates": updates},
-        }
-        if not self._host:
-            self._host = {
-                name: {key: torch.empty(t.shape, dtype=t.dtype) for key, t in tensors.items()}
-                for name, tensors in live.items()
-            }
-        for name, tensors in live.items():
-            for key, tensor in tensors.items():
-                self._host[name][key].copy_(tensor)
-        own = huggingface.json_bytes(self._trainer_state(settings, state, int(updates)))
+    def take(self, settings: Settings, state: State) -> Snapshot | None:
+        """Copy the model, its moments and the counters as they are now; None on other ranks."""
+        leads, updates = self._ranks.leads, self._model.optimizer_step()
+        if not leads and not self._model.sharded:
+            return None
+        for kind, tensors in self._model.tensors().items():
+            for parameter, tensor in tensors.items():
+                # one at a time: nobody has room for all of them twice
+                values = whole(tensor)
+                if leads:
+                    self._keep(*placed(self._held[parameter], kind, values))
+        if not leads:
+            return None
+        self._keep("optimizer.safetensors", {"updates": torch.tensor(updates)})
+        own = huggingface.json_bytes(self._trainer_state(settings, state, updates))
         return Snapshot(state.step, self._host, self._documents | {"trainer_state.json": own})
+
+    def _keep(self, file: str, views: Mapping[str, Tensor]) -> None:
+        kept = self._host.setdefault(file, {})
+        for name, view in views.items():
+            if name not in kept:
+                kept[name] = torch.empty(view.shape, dtype=view.dtype)
+            kept[name].copy_(view)
 
     def _trainer_state(self, settings: Settings, state: State, updates: int) -> dict[str, Any]:
         tables = settings.tables()
@@ -119,18 +143,31 @@ class Camera:
             "best": None if state.best_step is None else best,
             "data": self._corpus.fingerprint,
             "tokenizer_sha256": None if vocabulary is None else vocabulary.sha256,
-            **environment(self._device, settings),
+            **environment(self._device, settings, self._ranks.size, self._model.parallel),
         }
+
+
+def placed(held: Iterable[Piece], kind: str, tensor: Tensor) -> tuple[str, dict[str, Tensor]]:
+    """Where a checkpoint has what one parameter holds: the file, and views by their names there.
+
+    Args:
+        held: the pieces of the parameter.
+        kind: of `DistributedModel.tensors`.
+        tensor: its weights, or a moment of them, whole.
+    """
+    file, end = _PLACES[kind]
+    views = huggingface.stored((piece.name, piece.view(tensor)) for piece in held)
+    return file, {name + end: view for name, view in views.items()}
 
 
 def moments(model: TransformerLm) -> dict[str, Tensor]:
     """The optimizer's moments under their names in a checkpoint; writing to them writes it."""
-    trained = [each for each in model.moments() if each[1].numel()]
-    first = huggingface.stored((name, one) for name, one, _ in trained)
-    second = huggingface.stored((name, two) for name, _, two in trained)
-    return {f"{name}.moment1": tensor for name, tensor in first.items()} | {
-        f"{name}.moment2": tensor for name, tensor in second.items()
-    }
+    held, tensors = pieces_of_parameters(model.config), model.tensors()
+    found: dict[str, Tensor] = {}
+    for kind in ("moment1", "moment2"):
+        for parameter, tensor in tensors[kind].items():
+            found |= placed(held[parameter], kind, tensor)[1]
+    return found
 
 
 def _model_documents(model: TransformerLm, corpus: Corpus) -> dict[str, bytes]:

@@ -24,6 +24,7 @@ def machine(story: Story) -> str:
         ("device", versions.get("device")),
         ("threads", state.get("threads")),
         ("processes", state.get("world_size")),
+        ("shared by", state.get("parallel")),
         ("rows at a time", state.get("micro_batch_size")),
         ("optimizer", state.get("optimizer")),
         ("block sizes of the kernels", state.get("tile_table_sha256")),

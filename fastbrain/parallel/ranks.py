@@ -1,0 +1,227 @@
+"""What the processes of one run say to each other beside gradients: sums, documents, barriers.
+
+There are two groups of the same ranks. What happens on the host before the first step and between
+steps goes through gloo, and may take as long as it takes: a rank waits while another tokenizes
+gigabytes. What belongs to a step goes through the device's own backend, and a rank that does not
+come to it within minutes is given up.
+
+Documents are JSON: nothing is pickled.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from fastbrain.errors import FastBrainError, UnsupportedCuda
+from fastbrain.parallel.launch import Launch
+
+T = TypeVar("T")
+
+# to the end of what one rank does for all, and to the collective of a step
+HOST_PATIENCE, STEP_PATIENCE = timedelta(days=1), timedelta(minutes=10)
+
+# how the messages of gloo and NCCL begin, or what is in them, when another rank is not there
+_LOST = ("gloo", "NCCL", "ProcessGroup", "Connection", "collective", "Socket", "TCPStore")
+
+
+class RankLost(FastBrainError):
+    """Another process of the run has died, was refused, or does not answer."""
+
+
+class Ranks:
+    """The processes of a run, seen from one of them.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: how many there are.
+        local_size: how many of them are on this machine.
+        device: where this one computes.
+        group: of the collectives of a step; None when alone.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.rank = launch.rank
+        self.size = launch.world_size
+        self.local_size = launch.local_world_size
+        self.device = device
+        self.group = group
+
+    @classmethod
+    def alone(cls) -> Self:
+        """One process, on the first card where there is one."""
+        cuda = torch.cuda.is_available()
+        return cls(Launch(), torch.device("cuda", 0) if cuda else torch.device("cpu"))
+
+    @classmethod
+    def join(cls, launch: Launch | None = None) -> Self:
+        """Meet the other processes that torchrun started; `leave` ends it.
+
+        Every one takes the card of its local rank, with NCCL between them; where no machine has a
+        card they are CPUs, with gloo. A process that torchrun did not start is alone.
+
+        Args:
+            launch: how this process was started; what the environment says when None.
+
+        Raises:
+            InvalidConfig: the environment says half of it.
+            UnsupportedCuda: there are fewer cards than processes here, or some machines have
+                cards and others none.
+            RankLost: the others do not come.
+        """
+        launch = launch or Launch.find()
+        if launch.alone:
+            return cls.alone()
+        with _hearing():
+            # torchrun keeps its store when it starts the processes anew: where those before could
+            # be met is still in it, and must not be found by these
+            store, rank, size = next(rendezvous("env://", timeout=HOST_PATIENCE))
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(f"start {launch.restarts}", store),
+                rank=rank,
+                world_size=size,
+                timeout=HOST_PATIENCE,
+            )
+        ranks = cls(launch, torch.device("cpu"))
+        cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        fewest = ranks.lowest(cards)
+        if fewest == 0 < ranks.highest(cards):
+            where = f"{socket.gethostname()} has {cards or 'no'} card{'s' * (cards != 1)}"
+            raise UnsupportedCuda(
+                f"{where}, and another machine of the run differs: all have cards or none; hide "
+                "them by setting the environment variable CUDA_VISIBLE_DEVICES to nothing"
+            )
+        if fewest == 0:
+            with _hearing():
+                ranks.group = dist.new_group(timeout=STEP_PATIENCE)
+            return ranks
+        short, here = cards < launch.local_world_size, socket.gethostname()
+        if ranks.highest(int(short)):
+            raise UnsupportedCuda(
+                f"{launch.local_world_size} processes were started on {here}, which has {cards} "
+                f"card{'s' * (cards != 1)}, and every process needs one: give torchrun "
+                f"--nproc-per-node {cards}"
+                if short
+                else "another machine has fewer cards than processes; see what it says"
+            )
+        ranks.device = torch.device("cuda", launch.local_rank)
+        torch.cuda.set_device(ranks.device)
+        with _hearing():
+            ranks.group = dist.new_group(backend="nccl", timeout=STEP_PATIENCE)
+        return ranks
+
+    def leave(self) -> None:
+        """Say goodbye, once all is done; after a failure a process just ends."""
+        if self.size > 1:
+            self.barrier()
+            dist.destroy_process_group()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until all are here, however long that takes."""
+        if self.size > 1:
+            with _hearing():
+                dist.barrier()
+
+    def first(self, work: Callable[[], T]) -> T:
+        """What `work`, done by the first rank alone, returned there: a JSON value.
+
+        The others wait. Where it raises, they hear that the first rank is gone.
+        """
+        if self.size == 1:
+            return work()
+        content = json.dumps(work()).encode() if self.leads else b""
+        with _hearing():
+            length = torch.tensor([len(content)])
+            dist.broadcast(length, src=0)
+            found = torch.zeros(int(length), dtype=torch.uint8)
+            if self.leads:
+                found = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            dist.broadcast(found, src=0)
+        told: T = json.loads(found.numpy().tobytes())
+        return told
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """What `work` returns here, begun once the first rank is through with it.
+
+        So what is wrong on all of them is said once: the others hear that the first is gone.
+        """
+        found = [work()] if self.leads else []
+        self.barrier()
+        return found[0] if found else work()
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        """Each of some numbers summed over the ranks, in FP64, on the host."""
+        return self._on_host(values, dist.ReduceOp.SUM)
+
+    def lowest(self, value: int) -> int:
+        """The smallest of the ranks' values."""
+        return int(self._on_host([value], dist.ReduceOp.MIN)[0])
+
+    def highest(self, value: int) -> int:
+        """The largest of the ranks' values."""
+        return int(self._on_host([value], dist.ReduceOp.MAX)[0])
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """A tensor on the ranks' devices summed over them, in place; the host does not wait."""
+        if self.size > 1:
+            with _hearing():
+                dist.all_reduce(numbers, group=self.group)
+        return numbers
+
+    def _on_host(self, values: Sequence[float], operation: Any) -> list[float]:
+        if self.size == 1:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        with _hearing():
+            dist.all_reduce(numbers, op=operation)
+        found: list[float] = numbers.tolist()
+        return found
+
+
+@contextmanager
+def hearing(ranks: Ranks | None) -> Iterator[None]:
+    """Turns what a step of several ranks raises when another is gone into `RankLost`."""
+    if ranks is None or ranks.size == 1:
+        yield
+        return
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(w in str(error) for w in _LOST):
+            raise
+        raise _lost(error) from error
+
+
+@contextmanager
+def _hearing() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> RankLost:
+    said = (str(error).strip().splitlines() or [""])[0]
+    return RankLost(
+        "another process of this run has ended or does not answer; its own last lines say why "
+        f"({said})"
+    )
