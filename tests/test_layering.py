@@ -14,8 +14,8 @@ from fastbrain import kernels
 ORDER = [
     "errors", "atomic", "kernels", "precision", "schedule", "stdrng", "tokens", "config", "plan",
     "layers", "moe", "transformer", "parallel", "fused_adam", "optim", "optimizer_state", "builder",
-    "formats", "sampler", "generate", "devices", "losses", "stored_model", "distributed_model", "lm",
-    "training", "sweep_arch", "train", "commands", "cli",
+    "formats", "sampler", "generate", "devices", "losses", "stored_model", "distributed_model",
+    "lm", "training", "sweep_arch", "train", "commands", "cli",
 ]
 # fmt: on
 # these import what takes seconds when they come to need it, so that --help is quick

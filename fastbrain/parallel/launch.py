@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from fastbrain.errors import InvalidConfig
 
@@ -21,6 +21,7 @@ class Launch:
         local_world_size: how many are on this machine.
         restarts: how often torchrun has started them anew.
         restarts_left: how often it still would.
+        by_torchrun: whether the parent of this process is torchrun.
     """
 
     rank: int = 0
@@ -29,6 +30,7 @@ class Launch:
     local_world_size: int = 1
     restarts: int = 0
     restarts_left: int = 0
+    by_torchrun: bool = False
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -39,8 +41,14 @@ class Launch:
                 missing, or a value is not a number that fits.
         """
         world_size = _whole(environment, "WORLD_SIZE", 1, 1)
+        restarts = _whole(environment, "TORCHELASTIC_RESTART_COUNT", 0, 0)
+        launcher: dict[str, Any] = {
+            "restarts": restarts,
+            "restarts_left": _whole(environment, "TORCHELASTIC_MAX_RESTARTS", 0, 0) - restarts,
+            "by_torchrun": "TORCHELASTIC_RUN_ID" in environment,
+        }
         if world_size == 1:
-            return cls()
+            return cls(**launcher)
         missing = [name for name in _NEEDED if name not in environment]
         if missing:
             raise InvalidConfig(
@@ -48,14 +56,12 @@ class Launch:
                 f"start the processes by torchrun (torchrun --nproc-per-node {world_size} -m "
                 "fastbrain.train ...), or unset WORLD_SIZE to train in one"
             )
-        restarts = _whole(environment, "TORCHELASTIC_RESTART_COUNT", 0, 0)
         found = cls(
             rank=_whole(environment, "RANK", 0, 0),
             world_size=world_size,
             local_rank=_whole(environment, "LOCAL_RANK", 0, 0),
             local_world_size=_whole(environment, "LOCAL_WORLD_SIZE", 1, 1),
-            restarts=restarts,
-            restarts_left=_whole(environment, "TORCHELASTIC_MAX_RESTARTS", 0, 0) - restarts,
+            **launcher,
         )
         if found.rank >= world_size:
             raise InvalidConfig(

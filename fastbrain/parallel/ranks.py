@@ -1,8 +1,8 @@
 """What the processes of one run say to each other beside gradients: sums, documents, barriers.
 
-There are two groups of the same ranks. What happens on the host before the first step and between
-steps goes through gloo, and may take as long as it takes: a rank waits while another tokenizes
-gigabytes. What belongs to a step goes through the device's own backend, and a rank that does not
+There are groups of the same ranks that differ in patience. Before the first step one may wait as
+long as it takes while another tokenizes gigabytes. Saves and evaluations may take an hour. These go
+through gloo. What belongs to a step goes through the device's own backend, and a rank that does not
 come to it within minutes is given up.
 
 Documents are JSON: nothing is pickled.
@@ -26,8 +26,9 @@ from fastbrain.parallel.launch import Launch
 
 T = TypeVar("T")
 
-# to the end of what one rank does for all, and to the collective of a step
-HOST_PATIENCE, STEP_PATIENCE = timedelta(days=1), timedelta(minutes=10)
+# with what one rank prepares for all, with what is done between steps, and with a step
+HOST_PATIENCE, PAUSE_PATIENCE = timedelta(days=1), timedelta(hours=1)
+STEP_PATIENCE = timedelta(minutes=10)
 
 # how the messages of gloo and NCCL begin, or what is in them, when another rank is not there
 _LOST = ("gloo", "NCCL", "ProcessGroup", "Connection", "collective", "Socket", "TCPStore")
@@ -59,6 +60,7 @@ class Ranks:
         self.local_size = launch.local_world_size
         self.device = device
         self.group = group
+        self._pause: dist.ProcessGroup | None = None
 
     @classmethod
     def alone(cls) -> Self:
@@ -96,7 +98,9 @@ class Ranks:
                 world_size=size,
                 timeout=HOST_PATIENCE,
             )
+            pause = dist.new_group(timeout=PAUSE_PATIENCE)
         ranks = cls(launch, torch.device("cpu"))
+        ranks._pause = pause
         cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
         fewest = ranks.lowest(cards)
         if fewest == 0 < ranks.highest(cards):
@@ -136,10 +140,10 @@ class Ranks:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Wait until all are here, however long that takes."""
+        """Wait until all are here; an hour at most."""
         if self.size > 1:
             with _hearing():
-                dist.barrier()
+                dist.barrier(group=self._pause)
 
     def first(self, work: Callable[[], T]) -> T:
         """What `work`, done by the first rank alone, returned there: a JSON value.
@@ -220,7 +224,8 @@ def _hearing() -> Iterator[None]:
 
 
 def _lost(error: RuntimeError) -> RankLost:
-    said = (str(error).strip().splitlines() or [""])[0]
+    # gloo goes on with advice
+    said = (str(error).strip().splitlines() or [""])[0].partition(". This is")[0]
     return RankLost(
         "another process of this run has ended or does not answer; its own last lines say why "
         f"({said})"

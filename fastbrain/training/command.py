@@ -190,7 +190,7 @@ def train_request(options: argparse.Namespace, console: Console) -> Request:
     path = Path(options.run or Path("runs") / Path(options.config).stem)
     if run_dir.exists(path):
         # torchrun starts what it started before with the same words
-        again = Launch.find().restarts > 0 and is_of_this_launch(path)
+        again = Launch.find().by_torchrun and is_of_this_launch(path)
         if options.resume is None and not again:
             raise InvalidConfig(
                 f"there is a run at {path} already: go on with it by adding --resume auto, or "
