@@ -21,6 +21,7 @@ from fastbrain.commands import (
     tokenizer,
     verify,
 )
+from fastbrain.parallel.launch import Launch
 from fastbrain.training import command, sft_command
 from fastbrain.training.command import Asked
 from fastbrain.training.progress import Console
@@ -68,12 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = command.parse(parser, arguments)
     try:
         if "execute" in options:
+            if not (launch := Launch.find()).alone:
+                return _refuse_several(launch)
             return _said(options.execute, options)
         return command.execute(options, _train)
     except KeyboardInterrupt:
         # while torch is being imported, or data made: there is nothing to save yet
         print("fastbrain: interrupted", file=sys.stderr)
         return command.INTERRUPTED
+
+
+def _refuse_several(launch: Launch) -> int:
+    if launch.leads:
+        print(
+            "fastbrain: this verb runs in one process: start it without torchrun; train, resume "
+            "and sft are what several processes do together",
+            file=sys.stderr,
+        )
+    return command.REFUSED
 
 
 def _said(execute: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

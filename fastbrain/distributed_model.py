@@ -24,6 +24,8 @@ class DistributedModel(StoredModel):
 
     _net: nn.Module
     _ranks: Ranks | None = None
+    # of replicas: whether gradients are there that were summed over the ranks, or were not yet
+    _summed = _apart = False
 
     def _build(self, *arguments: Any, **keywords: Any) -> None:
         super()._build(*arguments, **keywords)
@@ -32,21 +34,23 @@ class DistributedModel(StoredModel):
     def distribute(self, ranks: Ranks, parallel: str = DDP) -> None:
         """Trains this model together with other ranks from now on, on this one's device.
 
-        Every rank calls it, with the same weights and moments. From then on gradients are sums over
-        the ranks: give `accumulate_step` weights that are shares of the whole step. Alone, it only
-        moves the model to the device.
+        Every rank calls it, with the same moments; weights become those of the first. From then on
+        gradients are sums over the ranks: give `accumulate_step` weights that are shares of the
+        whole step. Alone, it only moves the model to the device.
 
         Args:
             ranks: of `Ranks.join`.
             parallel: "ddp", a whole model on every rank, or "fsdp", a part of one.
 
         Raises:
-            InvalidConfig: another word, or it was called before.
+            InvalidConfig: another word, no `Ranks`, or it was called before.
             Cuda: the device ran out of memory.
             RankLost: another rank is gone.
         """
         if parallel not in (DDP, FSDP):
             raise InvalidConfig(f'parallel must be "{DDP}" or "{FSDP}", got {parallel!r}')
+        if not isinstance(ranks, Ranks):
+            raise InvalidConfig(f"ranks must be what Ranks.join() returns, got {ranks!r}")
         self._refuse_distributed("distribute")
         with naming_remedies(), hearing(ranks):
             if ranks.size == 1 or parallel == DDP:
@@ -77,7 +81,8 @@ class DistributedModel(StoredModel):
     def no_sync(self) -> AbstractContextManager[None]:
         """For all micro-batches of a step but its last: gradients of replicas are not yet summed.
 
-        Those of a model in parts are summed every time, because no rank has room for them whole.
+        A step whose last one is under it too, or one before it is not, is refused. Those of a model
+        in parts are summed every time, because no rank has room for them whole.
         """
         if isinstance(self._net, DistributedDataParallel):
             return self._net.no_sync()
@@ -103,11 +108,12 @@ class DistributedModel(StoredModel):
             found._set_precision()
             found._state.set_step(self.optimizer_step())
         new = {} if found is None else found.tensors(moments)
-        for kind, tensors in self.tensors(moments).items():
-            for name, tensor in tensors.items():
-                values = whole(tensor)
-                if leads:
-                    fill(new[kind][name], values)
+        with hearing(self._ranks):
+            for kind, tensors in self.tensors(moments).items():
+                for name, tensor in tensors.items():
+                    values = whole(tensor)
+                    if leads:
+                        fill(new[kind][name], values)
         if found is not None and moments:
             found._state.mark_warm()
         return found
@@ -135,6 +141,26 @@ class DistributedModel(StoredModel):
     def zero_grad(self) -> None:
         """Clears the accumulated gradients."""
         self._state.clear_gradients()
+        self._summed = self._apart = False
+
+    def _before_backward(self) -> None:
+        if not isinstance(self._net, DistributedDataParallel):
+            return
+        if self._summed:
+            raise InvalidConfig(
+                "accumulate_step: the gradients of this step have been summed over the ranks "
+                "already; all micro-batches of a step but its last belong under no_sync()"
+            )
+        self._summed = self._net.require_backward_grad_sync
+        self._apart = not self._summed
+
+    def _before_update(self) -> None:
+        if self._apart:
+            raise InvalidConfig(
+                "step: the gradients have not been summed over the ranks; the last micro-batch of "
+                "a step belongs outside of no_sync()"
+            )
+        self._summed = False
 
     def add_lora(self, lora: LoraConfig) -> None:
         self._refuse_distributed("add_lora")
@@ -149,9 +175,8 @@ class DistributedModel(StoredModel):
         self._state.to(device)
         self._set_precision()
 
-    def _refuse_distributed(self, method: str) -> None:
+    def _refuse_distributed(self, method: str, way_out: str = "call it before distribute") -> None:
         if self._ranks is not None:
             raise InvalidConfig(
-                f"{method}: this model is distributed over {self._ranks.size} ranks already; call "
-                "it before distribute"
+                f"{method}: this model is distributed over {self._ranks.size} ranks; {way_out}"
             )

@@ -76,7 +76,12 @@ class TransformerLm(DistributedModel):
         return self.train_step_batch(TokenBatch(sequences))
 
     def train_step_batch(self, batch: TokenBatch) -> TotalLoss:
-        """One update on one batch; returns the losses before it."""
+        """One update on one batch; returns the losses before it.
+
+        Raises:
+            InvalidConfig: the model is distributed, where a batch is but a share of a step.
+        """
+        self._refuse_distributed("train_step_batch", "give accumulate_step and step_clipped shares")
         self._check(batch)
         self.zero_grad()
         losses = self.accumulate_step(batch)
@@ -106,6 +111,7 @@ class TransformerLm(DistributedModel):
             if not math.isfinite(value):
                 raise InvalidConfig(f"{name} must be a finite number, got {value}")
         self._check(batch)
+        self._before_backward()
         with self._guarded():
             with casting_again() if self.sharded else nullcontext():
                 losses = batch_losses(self._net, batch, self._device())
@@ -271,6 +277,7 @@ class TransformerLm(DistributedModel):
             raise TokenOutOfRange(largest, self.config.vocab_size)
 
     def _before_update(self) -> None:
+        super()._before_update()
         if self.quantized_file is not None:
             warnings.warn(
                 f"training on from {self.quantized_file}, whose weights were rounded to 8 bits: "

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from fastbrain.errors import FastBrainError
 from fastbrain.parallel.ranks import RankLost, Ranks
 from fastbrain.training import command, following, program
 from fastbrain.training.command import Asked
+from fastbrain.training.guard import Diverged
 from fastbrain.training.progress import Console
 
 
@@ -32,19 +34,26 @@ def run(asked: Asked, console: Console) -> int:
     try:
         ranks = Ranks.join(asked.launch)
     except FastBrainError as error:
-        return command.refuse(error)
-    code = _run(asked, ranks, console)
-    if code not in (command.DONE, command.RESUMABLE):
-        return code
-    try:
-        ranks.leave()
-    except FastBrainError as error:
-        # all is saved, but not all that was to come after it is done
         console.complain(str(error))
-        return command.FAILED
+        return command.FAILED if isinstance(error, RankLost) else command.REFUSED
+    code = _run(asked, ranks, console)
+    if ranks.size == 1:
+        return code
+    if code in (command.DONE, command.RESUMABLE):
+        try:
+            ranks.leave()
+        except FastBrainError as error:
+            # all is saved, but not all that was to come after it is done
+            console.complain(str(error))
+            code = command.FAILED
     if code == command.RESUMABLE and asked.launch.restarts_left:
         # torchrun would start again whatever ends with anything but 0
         return command.DONE
+    if code != command.DONE:
+        # threads that still wait for another rank would make an abort of an orderly end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
@@ -67,7 +76,10 @@ def _run(asked: Asked, ranks: Ranks, console: Console) -> int:
             # one rank that was refused says why, and the first for all
             silent = isinstance(error, RankLost) and not ranks.leads
             return command.REFUSED if silent else command.refuse(error, console)
-        console.complain(trainer.failure(error) if ranks.leads else str(error))
+        if ranks.leads:
+            console.complain(trainer.failure(error))
+        elif not isinstance(error, Diverged):  # which all of them find
+            console.complain(str(error))
         return command.FAILED
     except KeyboardInterrupt:
         console.complain("interrupted" + ("" if trainer is None else f"; {trainer.way_back()}"))

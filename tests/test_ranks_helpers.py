@@ -41,7 +41,7 @@ def test_a_rank_that_is_gone_is_an_error_that_says_so(how):
     *others, last = results("helper_jobs:missing", how)
     assert last == "gone"
     for said in others:
-        assert said.startswith("another process of this run has ended or does not answer; its own")
+        assert said.startswith("another process of this run has ended, does not answer, or makes")
 
 
 def test_alone_everything_is_at_once():

@@ -160,8 +160,7 @@ def test_what_a_distributed_model_cannot_do_is_refused_with_the_way_out():
             assert refused.pop("word") == 'parallel must be "ddp" or "fsdp", got \'both\''
             for method in ("distribute", "to_cuda", "to_cpu", "add_lora", "merge_lora"):
                 assert refused.pop(method) == (
-                    f"{method}: this model is distributed over 2 ranks already; call it before "
-                    "distribute"
+                    f"{method}: this model is distributed over 2 ranks; call it before distribute"
                 )
             if parallel == "ddp":
                 assert not refused  # a replica is whole: it has weights, and answers

@@ -172,10 +172,9 @@ def test_four_ranks_stop_together():
 def test_what_is_not_a_number_on_one_rank_stops_all_before_the_next_update(rank):
     begin = words(f"bad-{rank}", "guard.policy=stop", "eval.interval=9")
     found = ended(together("fault_jobs:poisoned", begin, rank, [5]), 1)
-    for number, each in enumerate(found):
-        assert "step 3: its loss or gradient is not finite" in each.err
-        assert each.err.startswith("fastbrain: rank 1: " if number else "fastbrain: step 3")
-        assert "Traceback" not in each.err
+    assert found[0].err.startswith("fastbrain: step 3: its loss or gradient is not finite")
+    # all of them find it, and one says so
+    assert found[1].err == ""
     assert steps(f"bad-{rank}") == [2]
     goes_on_anew(f"bad-{rank}")
 

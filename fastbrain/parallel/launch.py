@@ -71,6 +71,12 @@ class Launch:
         return found
 
     @property
+    def run_option(self) -> str:
+        """What the option for a run's directory is called on this process's command line."""
+        # torchrun before Python 3.12 takes --run after the program's name for an option of its own
+        return "--run-dir" if self.by_torchrun else "--run"
+
+    @property
     def leads(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.rank == 0

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from fastbrain.errors import FastBrainError, UnsupportedCuda
+from fastbrain.errors import FastBrainError, InvalidConfig, UnsupportedCuda
 from fastbrain.parallel.launch import Launch
+from fastbrain.parallel.meeting import meeting
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ _LOST = ("gloo", "NCCL", "ProcessGroup", "Connection", "collective", "Socket", "
 
 
 class RankLost(FastBrainError):
-    """Another process of the run has died, was refused, or does not answer."""
+    """Another process of the run has died, was refused, does not answer, or calls otherwise."""
 
 
 class Ranks:
@@ -60,6 +61,7 @@ class Ranks:
         self.local_size = launch.local_world_size
         self.device = device
         self.group = group
+        self._host: dist.ProcessGroup | None = None
         self._pause: dist.ProcessGroup | None = None
 
     @classmethod
@@ -87,20 +89,22 @@ class Ranks:
         launch = launch or Launch.find()
         if launch.alone:
             return cls.alone()
+        if dist.is_initialized():
+            raise InvalidConfig(
+                "this process has joined the other ranks before: take what Ranks.join returned then"
+            )
+        ranks = cls(launch, torch.device("cpu"))
         with _hearing():
-            # torchrun keeps its store when it starts the processes anew: where those before could
-            # be met is still in it, and must not be found by these
-            store, rank, size = next(rendezvous("env://", timeout=HOST_PATIENCE))
+            store, rank, size = next(rendezvous("env://", timeout=STEP_PATIENCE))
             dist.init_process_group(
                 "gloo",
-                store=PrefixStore(f"start {launch.restarts}", store),
+                store=PrefixStore(meeting(store, rank, size, STEP_PATIENCE), store),
                 rank=rank,
                 world_size=size,
-                timeout=HOST_PATIENCE,
+                timeout=STEP_PATIENCE,
             )
-            pause = dist.new_group(timeout=PAUSE_PATIENCE)
-        ranks = cls(launch, torch.device("cpu"))
-        ranks._pause = pause
+            ranks._host = dist.new_group(timeout=HOST_PATIENCE)
+            ranks._pause = dist.new_group(timeout=PAUSE_PATIENCE)
         cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
         fewest = ranks.lowest(cards)
         if fewest == 0 < ranks.highest(cards):
@@ -155,11 +159,11 @@ class Ranks:
         content = json.dumps(work()).encode() if self.leads else b""
         with _hearing():
             length = torch.tensor([len(content)])
-            dist.broadcast(length, src=0)
+            dist.broadcast(length, src=0, group=self._host)
             found = torch.zeros(int(length), dtype=torch.uint8)
             if self.leads:
                 found = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            dist.broadcast(found, src=0)
+            dist.broadcast(found, src=0, group=self._host)
         told: T = json.loads(found.numpy().tobytes())
         return told
 
@@ -184,6 +188,14 @@ class Ranks:
         """The largest of the ranks' values."""
         return int(self._on_host([value], dist.ReduceOp.MAX)[0])
 
+    def spread(self, tensor: Tensor) -> None:
+        """Make a tensor, of any device, what it is on the first rank."""
+        if self.size > 1:
+            values = tensor.detach().cpu()
+            with _hearing():
+                dist.broadcast(values, src=0, group=self._host)
+            tensor.detach().copy_(values)
+
     def sum(self, numbers: Tensor) -> Tensor:
         """A tensor on the ranks' devices summed over them, in place; the host does not wait."""
         if self.size > 1:
@@ -196,7 +208,7 @@ class Ranks:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
         with _hearing():
-            dist.all_reduce(numbers, op=operation)
+            dist.all_reduce(numbers, op=operation, group=self._host)
         found: list[float] = numbers.tolist()
         return found
 
@@ -227,6 +239,6 @@ def _lost(error: RuntimeError) -> RankLost:
     # gloo goes on with advice
     said = (str(error).strip().splitlines() or [""])[0].partition(". This is")[0]
     return RankLost(
-        "another process of this run has ended or does not answer; its own last lines say why "
-        f"({said})"
+        "another process of this run has ended, does not answer, or makes other calls than this "
+        f"one; its own last lines say which ({said})"
     )

@@ -21,7 +21,7 @@ from fastbrain.transformer import Transformer
 
 
 def shard(module: Transformer, ranks: Ranks) -> None:
-    """Divide a module, whose weights are the same on every rank, and move it to their devices.
+    """Divide a module, whose weights become those of the first rank, and move it to their devices.
 
     Parameters become DTensors. A forward and backward leaves in them each rank's part of the sum of
     the ranks' gradients, which add up over several, in FP32.
@@ -29,6 +29,9 @@ def shard(module: Transformer, ranks: Ranks) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     assert ranks.group is not None
+    for parameter in module.parameters():
+        # one that was built without a seed would become a mixture
+        ranks.spread(parameter)
     mesh = DeviceMesh.from_group(ranks.group, ranks.device.type)
     for block in module.blocks:
         fully_shard(block, mesh=mesh)

@@ -38,6 +38,7 @@ def chosen(
     ranks: int,
     asked: str = "auto",
     budget_bytes: int | None = None,
+    frozen: int = 0,
 ) -> tuple[Choice | None, Memory]:
     """The way to share a model, None with one rank, and what a rank's step holds then.
 
@@ -51,6 +52,7 @@ def chosen(
         ranks: that share it.
         asked: one of `ASKED`; "auto" is "ddp" where it fits.
         budget_bytes: what has to suffice; by default the card's memory. 0 is unknown.
+        frozen: parameters without gradient and moments, beside adapters that are trained.
     """
     if ranks == 1:
         return None, memory(config, card, batch, seq, bf16, accumulate)
@@ -61,10 +63,11 @@ def chosen(
     if asked == "fsdp":
         return Choice("fsdp", "as asked for"), sharded
     budget = card.memory_bytes if budget_bytes is None else budget_bytes
-    needed = f"{replica.needed_bytes / _MIB:,.0f} MiB"
+    needed_bytes = replica.needed_bytes - 12 * frozen
+    needed = f"{needed_bytes / _MIB:,.0f} MiB"
     if not budget:
         return Choice("ddp", "whether it fits is unknown"), replica
-    if replica.needed_bytes <= budget:
+    if needed_bytes <= budget:
         why = f"the whole model fits each rank: {needed} of {budget / _MIB:,.0f}"
         return Choice("ddp", why), replica
     why = f"the whole model would need {needed} on each rank, which has {budget / _MIB:,.0f}"

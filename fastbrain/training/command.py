@@ -22,7 +22,7 @@ from fastbrain.training.run_dir import Checkpoint, NoCheckpoint, RunDir
 from fastbrain.training.settings import LENGTHS, Settings
 
 DONE, FAILED, REFUSED, NO_CHECKPOINT, LOCKED, RESUMABLE = 0, 1, 2, 3, 4, 75
-# torchrun before Python 3.12 takes "--run" after the program's name for an option of its own
+# see Launch.run_option
 RUN = ("--run", "--run-dir")
 # what a shell says of a program that Ctrl-C ended
 INTERRUPTED = 130
@@ -194,7 +194,7 @@ def train_request(options: argparse.Namespace, console: Console) -> Request:
         if options.resume is None and not again:
             raise InvalidConfig(
                 f"there is a run at {path} already: go on with it by adding --resume auto, or "
-                "choose another place with --run"
+                f"choose another place with {Launch.find().run_option}"
             )
     else:
         config_files.check_sources(settings)
@@ -265,7 +265,7 @@ def _refuse_orphans(path: Path) -> None:
     if any(path.glob("checkpoints/step-*")):
         raise InvalidConfig(
             f"{path} has checkpoints, but no config.toml that says what they are of: put it back, "
-            "or begin another run in another place with --run"
+            f"or begin another run in another place with {Launch.find().run_option}"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastbrain.config import ParameterCounts
 from fastbrain.errors import FastBrainError, Io
+from fastbrain.parallel.ranks import Ranks
 from fastbrain.plan.cards import THIS_MACHINE
 from fastbrain.plan.remedies import remedies as planned
 from fastbrain.training import chart, metrics
@@ -15,13 +16,27 @@ from fastbrain.training.settings import Settings
 OUT_OF_MEMORY = "the device ran out of memory. To make a step smaller, cheapest first:"
 
 
+def resume_command(run: RunDir, ranks: Ranks) -> str:
+    """What goes on with a run on as many processes as there are now."""
+    if ranks.size == 1:
+        return f"fastbrain resume {run.path}"
+    machines, here = -(-ranks.size // ranks.local_size), ranks.local_size
+    where = f"--nproc-per-node {here}" if machines == 1 else f"... --nproc-per-node {here}"
+    return f"torchrun {where} -m fastbrain resume {run.path}"
+
+
 def conclude(
-    run: RunDir, summary: Mapping[str, Any], counts: ParameterCounts, say: Callable[[str], object]
+    run: RunDir,
+    ranks: Ranks,
+    summary: Mapping[str, Any],
+    counts: ParameterCounts,
+    say: Callable[[str], object],
 ) -> None:
     """Draw the loss curves and say where everything is.
 
     Args:
         run: the run.
+        ranks: its processes.
         summary: of `Trainer.summary`.
         counts: of the model.
         say: takes lines.
@@ -49,7 +64,7 @@ def conclude(
     say(f"  samples        {run.samples}")
     say(f"  loss curve     {picture}" if missing is None else f"  {missing}")
     if not ended:
-        say(f"  go on with     fastbrain resume {run.path}")
+        say(f"  go on with     {resume_command(run, ranks)}")
 
 
 def remedies(settings: Settings) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from fastbrain import atomic
 from fastbrain.errors import FastBrainError
+from fastbrain.parallel.launch import Launch
 
 NAME = "run.lock"
 
@@ -47,7 +48,8 @@ class Lock:
             os.close(fd)
             raise Locked(
                 f"{run} is being trained by {_named(holder(run))}: stop that one first "
-                f"(fastbrain pause {run}), or choose another place with --run"
+                f"(fastbrain pause {run}), or choose another place with "
+                f"{Launch.find().run_option}"
             )
         content = {
             "pid": os.getpid(),

@@ -21,7 +21,7 @@ from fastbrain.lm import TransformerLm
 from fastbrain.parallel.ranks import Ranks, hearing
 from fastbrain.training import checkpoint, evaluation, following, incidents, metrics
 from fastbrain.training.books import Books
-from fastbrain.training.conclusion import OUT_OF_MEMORY, conclude, remedies
+from fastbrain.training.conclusion import OUT_OF_MEMORY, conclude, remedies, resume_command
 from fastbrain.training.corpus import Corpus
 from fastbrain.training.devices import Device
 from fastbrain.training.exchange import Wishes, exchanged
@@ -105,7 +105,7 @@ class Trainer:
                 if self.ranks.leads:
                     # a scheduler may repeat its signal while this takes a second
                     counts, say = self.model.parameter_counts(), self.console.say
-                    conclude(self.run_dir, self.summary(), counts, say)
+                    conclude(self.run_dir, self.ranks, self.summary(), counts, say)
         except Exception:
             self._recorder.flush()
             self._saver.abandon()
@@ -356,11 +356,11 @@ class Trainer:
 
     def way_back(self) -> str:
         """One sentence for a run that failed: what is left, and how to go on."""
-        run = self.run_dir.path
+        again = resume_command(self.run_dir, self.ranks)
         try:
             committed = self.run_dir.checkpoints()
         except Io as error:
             return str(error)
         if not committed:
-            return f"no checkpoint was written yet; begin again: fastbrain resume {run}"
-        return f"the last checkpoint is {committed[-1].path}; go on from it: fastbrain resume {run}"
+            return f"no checkpoint was written yet; begin again: {again}"
+        return f"the last checkpoint is {committed[-1].path}; go on from it: {again}"

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fastbrain.errors import InvalidConfig
+from fastbrain.parallel.launch import Launch
 from fastbrain.training.settings import Settings
 
 # what only --override changes: everything else that decides a bit of the result
@@ -62,7 +63,7 @@ def continued(
     if forbidden:
         raise InvalidConfig(
             f"this is not the run that began there: {'; '.join(forbidden)}. "
-            "Leave it as it was, or begin another run with --run"
+            f"Leave it as it was, or begin another run with {Launch.find().run_option}"
         )
     asked_for = [key for key in OVERRIDABLE if key not in overridden]
     changed = _changes(then, wanted, asked_for)

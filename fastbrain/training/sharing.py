@@ -23,9 +23,6 @@ def choice(settings: Settings, device: Device, ranks: Ranks) -> Choice | None:
     config = settings.config(settings.model["vocab_size"])
     rows = 1 if micro == "auto" else int(micro)
     budget = ranks.lowest(_budget(device, ranks))
-    if budget:
-        # a plan is of training whole; frozen weights have neither gradients nor moments
-        budget += 12 * split_parameters(config)[1]
     found, _ = chosen(
         config,
         _card(device),
@@ -36,6 +33,7 @@ def choice(settings: Settings, device: Device, ranks: Ranks) -> Choice | None:
         ranks.size,
         train.parallel,
         budget,
+        split_parameters(config)[1],
     )
     return found
 
