@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fastbrain import cli
 from fastbrain.commands import plan as command
 from fastbrain.commands import plan_picture
 from fastbrain.commands.plan_asked import planned
@@ -249,3 +250,15 @@ def test_a_slip_is_one_sentence(capsys, words, said):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"fastbrain: {said}")
+
+
+def test_rows_that_training_would_refuse_are_said_to_be_others(capsys, tmp_path):
+    config = tmp_path / "eight.toml"
+    config.write_text("[train]\nglobal_batch_size = 8\nmicro_batch_size = 2\nmax_steps = 1\n")
+    words = ["plan", str(config), "model.n_layers=2", "model.moe_layers=[]", "model.d_model=64"]
+    said = {}
+    for ranks in ("2", "3"):
+        assert cli.main([*words, "--seq", "64", "--ranks", ranks]) == 0
+        said[ranks] = " ".join(capsys.readouterr().out.split())
+    assert "and training would refuse it: this is a plan of 12" in said["3"]
+    assert "would refuse" not in said["2"]

@@ -89,7 +89,8 @@ def killed(
     [
         ("ddp", 1, "bucket", 6),  # in the backward of step 5, before gradients are summed
         ("fsdp", 0, "operation", 17),  # half-way through the first save, while the others train
-        ("fsdp", 1, "gather", 9),  # while the first rank gathers what it will save
+        # while the first rank gathers what it will save
+        pytest.param("fsdp", 1, "gather", 9, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_killed_in_a_step_or_a_save_ends_the_others_and_nothing_is_lost(

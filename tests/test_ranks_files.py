@@ -63,7 +63,7 @@ SFT = [
 @pytest.mark.parametrize(
     ("parallel", "model", "more"),
     [
-        ("fsdp", "dense", []),
+        pytest.param("fsdp", "dense", [], marks=slow),
         pytest.param("ddp", "dense", [], marks=slow),
         pytest.param("fsdp", "moe", [BF16], marks=slow),
         pytest.param("ddp", "moe", [BF16], marks=slow),

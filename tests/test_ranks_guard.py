@@ -64,7 +64,7 @@ def check(parallel: str, case: str, places: list, ranks: int = 2) -> None:
         assert len({of_rank[-1]["checksum"] for of_rank in found}) == 1
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_all_ranks_skip_the_step_that_is_not_a_number_on_one(parallel):
     check(parallel, "dense-f32", QUICK)
 

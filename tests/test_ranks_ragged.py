@@ -8,7 +8,7 @@ pytestmark = needs_fork
 SIZES = [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_the_gradient_of_ragged_rows_is_that_of_the_whole(parallel):
     for found in results("model_jobs:ragged", parallel, "moe", 16, SIZES):
         assert len(found) == len(SIZES)

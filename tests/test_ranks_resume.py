@@ -47,7 +47,8 @@ def tuned(name: str, *more: str) -> list[str]:
     return ["sft", "dense", "pairs.jsonl", "--run", name, *SETTINGS, *more]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_adapters_are_trained_on_instructions_stopped_and_resumed_to_the_bit(parallel):
     more = ("--lora-rank=4", f"train.parallel={parallel}")
     name, again = f"whole-{parallel}", f"stopped-{parallel}"

@@ -38,6 +38,8 @@ def _facts(found: Planned) -> list[str]:
         facts.append(words.sharing(found.plan))
     if found.shape.vocabulary_assumed:
         facts.append(words.vocabulary_note(found.plan.config, found.shape.name))
+    if note := words.rows_note(found.plan, found.shape.rows):
+        facts.append(note)
     return facts
 
 

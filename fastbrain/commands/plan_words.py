@@ -104,6 +104,23 @@ def vocabulary_note(config: TransformerConfig, names: str) -> str:
     )
 
 
+def rows_note(made: Plan, asked: int | None) -> str:
+    """Says that the ranks cannot share the rows that a configuration asks for; nothing if they can.
+
+    Args:
+        made: the plan.
+        asked: rows of a step there.
+    """
+    at_once = made.ranks * made.batch
+    if made.ranks == 1 or asked is None or asked % at_once == 0:
+        return ""
+    rows = at_once * made.accumulate
+    return (
+        f"train.global_batch_size {asked} is no multiple of {made.ranks} ranks times {made.batch} "
+        f"rows, and training would refuse it: this is a plan of {rows}"
+    )
+
+
 def aspect_advice(config: TransformerConfig) -> str:
     """The chapter's rule on width over depth, and what to change where it is broken."""
     low, high = ASPECT_RATIOS
