@@ -172,7 +172,8 @@ def parse(
 @contextmanager
 def _silent_unless_first() -> Iterator[None]:
     """All processes of a run read the same command line; one says what is wrong with it."""
-    if os.environ.get("RANK", "0") == "0":
+    # what is wrong with the environment is said once the line is read
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
         yield
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
