@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -46,25 +46,31 @@ PLACES: dict[str, tuple[Any, str]] = {
 Fault = tuple[int, str, int, str]
 
 
-def program(words: list[str], faults: Sequence[Fault] = (), patience_s: float = 60.0) -> int:
+def program(words: list[str], faults: Sequence[Fault] = (), patience_s: float = 20.0) -> int:
     """Do what a command line of `fastbrain` says; the exit code.
 
     What a rank leaves in the working directory: `hit-RANK`, when a fault came, and `left-RANK`,
     when it was through, both in seconds of one clock.
     """
     rank = int(os.environ.get("RANK", "0"))
-    ranks.STEP_PATIENCE = timedelta(seconds=patience_s)
+    # one collective in some hundreds does not hear of a death, and waits for as long as it may
+    ranks.STEP_PATIENCE = ranks.PAUSE_PATIENCE = timedelta(seconds=patience_s)
     for number, place, calls, act in faults:
         if number == rank and place == "operation":
             die_at_operation(calls)
         elif number == rank:
             before(*PLACES[place], calls, functools.partial(befall, rank, act))
     Path(f"pid-{rank}").write_text(str(os.getpid()))
-    try:
-        return cli.main(words)
-    finally:
+    leave = os._exit
+
+    def note(code: int) -> NoReturn:
+        # a rank that fails ends like this, and so does one that the server has forked
         Path(f"left-{rank}").write_text(str(time.monotonic()))
         end_stopped(faults)
+        leave(code)
+
+    os._exit = note
+    return cli.main(words)
 
 
 def before(owner: Any, name: str, calls: int, act: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from fastbrain import cli
 pytestmark = needs_fork
 
 # from the death of a rank to the end of the last other one
-MOST_S = 20
+MOST_S = 40
 
 WHOLE: dict[tuple[str, int], runs.End] = {}
 
@@ -58,7 +58,7 @@ def killed(
     name = f"{parallel}-{ranks}-{victim}-{place}-{calls}-{act}"
     begin = words(name, parallel=parallel)
     faults = [(victim, place, calls, act)]
-    patience_s = 2.0 if act == "STOP" else 60.0
+    patience_s = 5.0 if act == "STOP" else 20.0
     found = together("fault_jobs:program", begin, faults, patience_s, ranks=ranks)
     others = [rank for rank in range(ranks) if rank != victim]
     assert found[victim].code == -signal.SIGKILL, found
@@ -74,7 +74,7 @@ def killed(
         assert len(lines) <= (2 if rank == 0 and code == 1 else 1), lines
         assert all(line.startswith("fastbrain: ") for line in lines), lines
     waited = max(waited_s(victim, rank) for rank in others)
-    assert waited < MOST_S
+    assert 0 < waited < MOST_S
     if any(Path(name).glob("checkpoints/step-????????")):
         assert cli.main(["verify", name]) == 0
     again = ["resume", name] if Path(name, "config.toml").is_file() else begin

@@ -93,7 +93,7 @@ def test_the_verbs_stop_and_resume_under_torchrun():
     # torchrun's own exit code of whatever is not 0
     assert re.search(r"exitcode\s*: 75", err)
     assert out.count("6 steps of 128 tokens") == out.count("stopped: ") == 1
-    assert "go on with     fastbrain resume verbs" in out
+    assert "go on with     torchrun --nproc-per-node 2 -m fastbrain resume verbs" in out
     out, _ = torchrun("-m", "fastbrain", "resume", "verbs", "train.max_time=1h")
     assert out.count("done: 6 of 6 steps") == 1
     assert bits("verbs", 6) == bits("whole", 6)
