@@ -19,8 +19,7 @@ class Launch:
         world_size: how many there are, on all machines.
         local_rank: which it is of those on this machine.
         local_world_size: how many are on this machine.
-        restarts: how often torchrun has started them anew.
-        restarts_left: how often it still would.
+        restarts_left: how often torchrun would still start all of them anew.
         by_torchrun: whether the parent of this process is torchrun.
     """
 
@@ -28,7 +27,6 @@ class Launch:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    restarts: int = 0
     restarts_left: int = 0
     by_torchrun: bool = False
 
@@ -43,7 +41,6 @@ class Launch:
         world_size = _whole(environment, "WORLD_SIZE", 1, 1)
         restarts = _whole(environment, "TORCHELASTIC_RESTART_COUNT", 0, 0)
         launcher: dict[str, Any] = {
-            "restarts": restarts,
             "restarts_left": _whole(environment, "TORCHELASTIC_MAX_RESTARTS", 0, 0) - restarts,
             "by_torchrun": "TORCHELASTIC_RUN_ID" in environment,
         }

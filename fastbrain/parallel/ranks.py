@@ -50,17 +50,12 @@ class Ranks:
         group: of the collectives of a step; None when alone.
     """
 
-    def __init__(
-        self,
-        launch: Launch,
-        device: torch.device,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, launch: Launch, device: torch.device) -> None:
         self.rank = launch.rank
         self.size = launch.world_size
         self.local_size = launch.local_world_size
         self.device = device
-        self.group = group
+        self.group: dist.ProcessGroup | None = None
         self._host: dist.ProcessGroup | None = None
         self._pause: dist.ProcessGroup | None = None
 
